@@ -1,0 +1,120 @@
+//go:build ignore
+
+/* egress sees every packet that leaves by an interface the agent watches. It
+ * corrects the sequence numbers of what the proxy's own sockets send, and
+ * notes how new connections look on the wire. */
+
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_endian.h>
+
+#include "splice.h"
+#include "packet.h"
+
+char LICENSE[] SEC("license") = "Dual MIT/GPL";
+
+static __always_inline int note_wire(struct __sk_buff *skb, struct packet *p)
+{
+	__u64 cookie = bpf_get_socket_cookie(skb);
+	if (cookie) {
+		struct wire wire = { .tuple = p->tuple, .ifindex = skb->ifindex };
+		/* The first hook a packet meets is the one to send by. */
+		bpf_map_update_elem(&wires, &cookie, &wire, BPF_NOEXIST);
+	}
+	__u32 *id = bpf_map_lookup_elem(&flows, &p->tuple);
+	if (id) {
+		struct conn *old = bpf_map_lookup_elem(&conns, id);
+		if (old && (old->flags & CONN_CLOSED))
+			bpf_map_delete_elem(&flows, &p->tuple);
+	}
+	return TC_NEXT;
+}
+
+static __always_inline int egress(struct __sk_buff *skb, __u32 l3)
+{
+	if (skb->mark == mark)
+		return TC_NEXT;
+	struct packet p;
+	if (!read_packet(skb, l3, 0, &p))
+		return TC_NEXT;
+	if (p.head.flags & SYN)
+		return note_wire(skb, &p);
+	__u32 *id = bpf_map_lookup_elem(&flows, &p.tuple);
+	if (!id)
+		return TC_NEXT;
+	struct conn *c = bpf_map_lookup_elem(&conns, id);
+	if (!c)
+		return TC_NEXT;
+	__u32 sid = c->splice;
+	struct splice *s = sid ? bpf_map_lookup_elem(&splices, &sid) : 0;
+	__u64 w = s ? *(volatile __u64 *)&s->word : 0;
+	int live = s && carrying(STATE(w));
+	if (!live && !c->shift)
+		return TC_NEXT;
+
+	struct tcp_head h = p.head;
+	if (p.ts && before(bpf_ntohl(h.tsval), c->ts_floor))
+		h.tsval = bpf_htonl(c->ts_floor); /* the remote end must not see time run backwards */
+
+	if (!(c->flags & CONN_ENGINE)) {
+		__u32 shift = c->shift;
+		if (live) {
+			__u32 bound = s->c_start - s->c_base;
+			shift = s->c_base;
+			if (!before(p.seq, bound))
+				shift += NEXT(w) - s->e_start;
+			else if (!p.len)
+				s->c_due = 1; /* a keep-alive probe: the answer is the socket's */
+			if (before(s->c_rcv, p.ack))
+				s->c_rcv = p.ack;
+		}
+		h.seq = bpf_htonl(p.seq + shift);
+	} else {
+		__u32 shift = c->shift;
+		if (live)
+			shift = s->e_base + NEXT(w) - s->e_start;
+		__u32 ack = p.ack + shift;
+		struct sack sk = {};
+		if (p.hlen > HEAD_PLAIN + 8 && find_sack(skb, &p, &sk)) {
+			for (int i = 0; i < 8; i++) {
+				__be32 x;
+				if (i >= sk.edges)
+					break;
+				if (bpf_skb_load_bytes(skb, sk.off + i * 4, &x, 4) ||
+				    write_edge(skb, &p, sk.off + i * 4, x, bpf_htonl(bpf_ntohl(x) + shift)))
+					return TC_NEXT;
+			}
+		}
+		if (live) {
+			/* Nothing is acknowledged to the engine that the client does
+			 * not have: the engine holds the only copy. */
+			__u32 una = s->una - s->c_start + s->e_start;
+			if (before(una, ack))
+				ack = una;
+			if (STATE(w) == ACTIVE) {
+				h.window = bpf_htons(s->window);
+				if (!p.len && before(p.seq, s->e_snd))
+					s->e_due = 1; /* a keep-alive probe */
+			}
+		}
+		if (h.flags & ACK)
+			h.ack = bpf_htonl(ack);
+	}
+	write_head(skb, &p, &h);
+	skb->mark = mark;
+	return TC_NEXT;
+}
+
+SEC("tc") int egress_ethernet(struct __sk_buff *skb)
+{
+	return egress(skb, ETH_LEN);
+}
+
+SEC("tc") int egress_layer3(struct __sk_buff *skb)
+{
+	return egress(skb, 0);
+}

@@ -1,0 +1,607 @@
+//go:build ignore
+
+/* ingress sees every packet that arrives at an interface the agent watches.
+ * It takes over armed responses, carries the packets of active ones to the
+ * client and the client's acknowledgements to the engine, and corrects the
+ * sequence numbers of whatever goes to the proxy's own sockets. */
+
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_core_read.h>
+
+#include "splice.h"
+#include "socket.h"
+#include "packet.h"
+#include "frames.h"
+
+char LICENSE[] SEC("license") = "Dual MIT/GPL";
+
+#define TCP_ESTABLISHED 1
+
+static __always_inline int swap(struct splice *s, __u64 *w, __u64 to)
+{
+	__u64 seen = __sync_val_compare_and_swap(&s->word, *w, to);
+	if (seen == *w) {
+		*w = to;
+		return 1;
+	}
+	*w = seen;
+	return 0;
+}
+
+static __always_inline __u64 load(struct splice *s)
+{
+	return *(volatile __u64 *)&s->word;
+}
+
+static __always_inline void count_refusal(struct splice *s, __u32 engine, __u32 why, int pause)
+{
+	s->refused = why;
+	struct engine_stats *st = bpf_map_lookup_elem(&engines, &engine);
+	if (!st || why >= WHY_MAX)
+		return;
+	if (pause)
+		st->pauses[why]++;
+	else
+		st->refusals[why]++;
+}
+
+/* fold ends a splice whose bytes the client has all acknowledged: shifts move
+ * into the conns, and from here on nobody needs the splice's numbers. Whoever
+ * wins the swap to FOLDING does it; until the word leaves FOLDING all readers
+ * use the splice's own numbers, which do not change. */
+static __noinline void fold(struct splice *s, struct conn *c, struct conn *e)
+{
+	__u64 w = load(s);
+	__u32 state = STATE(w);
+	if (state != PAUSED && state != DONE)
+		return;
+	if (!swap(s, &w, WITH_STATE(w, FOLDING)))
+		return;
+	__u32 len = NEXT(w) - s->e_start;
+	c->shift = s->c_base + len;
+	e->shift = s->e_base + len;
+	swap(s, &w, WITH_STATE(w, state == DONE ? ENDED : OFF));
+	struct event *ev = bpf_ringbuf_reserve(&events, sizeof(*ev), 0);
+	if (!ev)
+		return; /* userspace sweeps for settled splices too */
+	ev->splice = c->splice;
+	ev->generation = s->generation;
+	ev->word = w;
+	bpf_ringbuf_submit(ev, 0);
+}
+
+/* pause hands the rest of the response to userspace. Nothing is lost: the
+ * packet at hand goes to the engine's socket, corrected by all that was
+ * carried, so that the socket sees the first byte that was not. */
+static __noinline __u64 pause(struct splice *s, struct conn *c, struct conn *e, __u64 w, __u32 why)
+{
+	for (int i = 0; i < 4 && STATE(w) == ACTIVE; i++) {
+		if (swap(s, &w, WITH_STATE(w, PAUSED))) {
+			count_refusal(s, e->engine, why, 1);
+			/* If the client had acknowledged all of it before the word
+			 * said PAUSED, no later acknowledgement will settle it. Both
+			 * sides write first and read then, so one of them sees it. */
+			__u32 una = __sync_fetch_and_add(&s->una, 0);
+			if (una - s->c_start == NEXT(w) - s->e_start) {
+				fold(s, c, e);
+				w = load(s);
+			}
+			break;
+		}
+	}
+	return w;
+}
+
+static __always_inline struct bpf_sock *find_socket(struct __sk_buff *skb, struct conn *c)
+{
+	struct bpf_sock_tuple t = {};
+	if (c->flags & CONN_SOCK_V6) {
+		__builtin_memcpy(t.ipv6.saddr, c->sock.remote, 16);
+		__builtin_memcpy(t.ipv6.daddr, c->sock.local, 16);
+		t.ipv6.sport = c->sock.rport;
+		t.ipv6.dport = c->sock.lport;
+		return bpf_skc_lookup_tcp(skb, &t, sizeof(t.ipv6), BPF_F_CURRENT_NETNS, 0);
+	}
+	t.ipv4.saddr = c->sock.remote[3];
+	t.ipv4.daddr = c->sock.local[3];
+	t.ipv4.sport = c->sock.rport;
+	t.ipv4.dport = c->sock.lport;
+	return bpf_skc_lookup_tcp(skb, &t, sizeof(t.ipv4), BPF_F_CURRENT_NETNS, 0);
+}
+
+static __always_inline __u32 milliseconds(void)
+{
+	return bpf_ktime_get_ns() / 1000000;
+}
+
+/* look decides from the kernel's own sockets whether the packet may be the
+ * first one carried, and fills in what carrying needs. The splice is CLAIMED.
+ *
+ * Why no byte can be overtaken: userspace arms only after it has written all
+ * it read to the client's socket, and takes the splice back, by a swap of the
+ * same word, before it reads again. CLAIMED holds userspace off. So while this
+ * function looks, userspace holds nothing, and what it checks stays true: the
+ * engine's socket has delivered every byte before this packet (copied_seq ==
+ * rcv_nxt == seq, nothing queued out of order) and this packet has not been
+ * given to it. The packet's bytes follow the client socket's write_seq. */
+static __noinline __u32 look(struct __sk_buff *skb, struct packet *p, struct splice *s, struct conn *c, struct conn *e)
+{
+	__u32 why = WHY_SOCKET;
+	struct bpf_sock *ek = find_socket(skb, e);
+	if (!ek)
+		return why;
+	struct bpf_sock *ck = find_socket(skb, c);
+	if (!ck) {
+		bpf_sk_release(ek);
+		return why;
+	}
+	struct tcp_sock *te = bpf_skc_to_tcp_sock(ek), *tc = bpf_skc_to_tcp_sock(ck);
+	if (!te || !tc || ek->state != TCP_ESTABLISHED || ck->state != TCP_ESTABLISHED)
+		goto out;
+	why = WHY_ORDER;
+	if (te->rcv_nxt != p->seq - e->shift)
+		goto out;
+	why = WHY_UNREAD;
+	if (te->copied_seq != te->rcv_nxt)
+		goto out;
+	why = WHY_HELD;
+	if (te->out_of_order_queue.rb_node)
+		goto out;
+	why = WHY_REQUEST;
+	if (te->snd_una != te->write_seq)
+		goto out;
+	why = WHY_TIMESTAMPS;
+	__u32 ts = BPF_CORE_READ_BITFIELD(te, rx_opt.tstamp_ok);
+	if (ts != BPF_CORE_READ_BITFIELD(tc, rx_opt.tstamp_ok) || ts != p->ts)
+		goto out;
+	if (bpf_core_field_exists(((struct tcp_sock___usec *)0)->tcp_usec_ts)) {
+		struct tcp_sock___usec *ue = (void *)te, *uc = (void *)tc;
+		if (BPF_CORE_READ_BITFIELD(ue, tcp_usec_ts) || BPF_CORE_READ_BITFIELD(uc, tcp_usec_ts))
+			goto out;
+	}
+	s->c_snd_scale = BPF_CORE_READ_BITFIELD(tc, rx_opt.snd_wscale);
+	s->c_rcv_scale = BPF_CORE_READ_BITFIELD(tc, rx_opt.rcv_wscale);
+	s->e_snd_scale = BPF_CORE_READ_BITFIELD(te, rx_opt.snd_wscale);
+	s->e_rcv_scale = BPF_CORE_READ_BITFIELD(te, rx_opt.rcv_wscale);
+	s->sack = BPF_CORE_READ_BITFIELD(te, rx_opt.sack_ok) != 0;
+	s->mss = tc->mss_cache;
+	s->c_base = c->shift;
+	s->e_base = e->shift;
+	s->e_start = p->seq;
+	s->c_start = tc->write_seq + c->shift;
+	s->c_rcv = tc->rcv_nxt;
+	s->e_snd = te->snd_nxt;
+	s->una = s->c_start;
+	/* The client may still owe acknowledgements of the socket's own bytes;
+	 * the first one that covers them all is the socket's. */
+	s->c_due = tc->snd_una != tc->write_seq;
+	s->e_due = 0;
+	__u32 w = tc->snd_wnd >> (s->e_rcv_scale & 15);
+	s->window = w > 65535 ? 65535 : w;
+	s->ts = ts;
+	__u32 now = milliseconds();
+	s->ts_out = now + tc->tsoffset - bpf_ntohl(p->head.tsval);
+	s->ts_back = now + te->tsoffset; /* less the client's first timestamp */
+	s->ts_back_known = 0;
+	s->ts_client = tc->rx_opt.ts_recent;
+	why = WHY_NONE;
+out:
+	bpf_sk_release(ck);
+	bpf_sk_release(ek);
+	return why;
+}
+
+/* redirect sends the rewritten packet to the other end of c. */
+static __always_inline int redirect(struct __sk_buff *skb, struct packet *p, struct conn *c)
+{
+	skb->mark = mark;
+	/* Within the loopback device the packet is where it has to be, and keeps
+	 * the route it came with, which a redirected one would have to find again
+	 * against the checks for martians. */
+	if (c->flags & CONN_LOOPBACK && skb->ifindex == c->ifindex)
+		return TC_NEXT;
+	if (c->flags & CONN_LAYER3)
+		return bpf_redirect(c->ifindex, 0);
+	if (p->l3 == 0) {
+		/* From a device without a link-layer header to one with. */
+		__be16 proto = skb->protocol;
+		struct ethhdr eth = { .h_proto = proto };
+		if (bpf_skb_change_head(skb, ETH_LEN, 0) ||
+		    bpf_skb_store_bytes(skb, 0, &eth, ETH_LEN, 0))
+			return TC_NEXT;
+	}
+	if (c->flags & CONN_LOOPBACK) {
+		/* The loopback device's address is all zeros. */
+		__u8 zero[12] = {};
+		if (bpf_skb_store_bytes(skb, 0, zero, sizeof(zero), 0))
+			return TC_NEXT;
+		return bpf_redirect(c->ifindex, BPF_F_INGRESS);
+	}
+	return bpf_redirect_neigh(c->ifindex, 0, 0, 0);
+}
+
+/* to_client makes an engine's packet one of the client's connection. */
+static __noinline int to_client(struct __sk_buff *skb, struct packet *p, struct splice *s, struct conn *c)
+{
+	struct tcp_head h = p->head;
+	h.source = c->wire.lport;
+	h.dest = c->wire.rport;
+	h.seq = bpf_htonl(p->seq - s->e_start + s->c_start);
+	h.ack = bpf_htonl(s->c_rcv);
+	h.window = bpf_htons(rescale(bpf_ntohs(h.window), s->e_snd_scale, s->c_rcv_scale));
+	if (p->ts) {
+		__u32 v = bpf_ntohl(h.tsval) + s->ts_out;
+		h.tsval = bpf_htonl(v);
+		h.tsecr = bpf_htonl(s->ts_back_known ? bpf_ntohl(h.tsecr) - s->ts_back : s->ts_client);
+		if (before(c->ts_floor, v))
+			c->ts_floor = v;
+	}
+	if (write_head(skb, p, &h) || write_addresses(skb, p, &c->wire))
+		return TC_NEXT;
+	return redirect(skb, p, c);
+}
+
+/* to_engine makes a client's acknowledgement one of the engine's connection. */
+static __noinline int to_engine(struct __sk_buff *skb, struct packet *p, struct splice *s, struct conn *e, __u32 len)
+{
+	struct tcp_head h = p->head;
+	__u32 shift = s->c_start - s->e_start;
+	h.source = e->wire.lport;
+	h.dest = e->wire.rport;
+	h.seq = bpf_htonl(s->e_snd);
+	h.ack = bpf_htonl(p->ack - shift);
+	__u32 window = rescale(bpf_ntohs(h.window), s->c_snd_scale, s->e_rcv_scale);
+	s->window = window;
+	h.window = bpf_htons(window);
+	if (p->ts) {
+		__u32 v = bpf_ntohl(h.tsval);
+		if (!s->ts_back_known) {
+			s->ts_back -= v;
+			s->ts_back_known = 1;
+		}
+		v += s->ts_back;
+		h.tsval = bpf_htonl(v);
+		h.tsecr = bpf_htonl(bpf_ntohl(h.tsecr) - s->ts_out);
+		if (before(e->ts_floor, v))
+			e->ts_floor = v;
+	}
+	if (p->hlen > (p->ts ? HEAD_TS : HEAD_PLAIN)) {
+		/* Blocks of carried bytes mean something to the engine, others not. */
+		struct sack sk = {};
+		int keep = s->sack && find_sack(skb, p, &sk);
+		for (int i = 0; i < 8; i++) {
+			__be32 x;
+			if (!keep || i >= sk.edges)
+				break;
+			if (bpf_skb_load_bytes(skb, sk.off + i * 4, &x, 4))
+				return TC_NEXT;
+			if (bpf_ntohl(x) - s->c_start > len)
+				keep = 0;
+		}
+		if (!keep && blank_options(skb, p))
+			return TC_NEXT;
+		for (int i = 0; i < 8; i++) {
+			__be32 x;
+			if (!keep || i >= sk.edges)
+				break;
+			if (bpf_skb_load_bytes(skb, sk.off + i * 4, &x, 4) ||
+			    write_edge(skb, p, sk.off + i * 4, x, bpf_htonl(bpf_ntohl(x) - shift)))
+				return TC_NEXT;
+		}
+	}
+	if (write_head(skb, p, &h) || write_addresses(skb, p, &e->wire))
+		return TC_NEXT;
+	return redirect(skb, p, e);
+}
+
+/* engine_local gives the packet to the engine conn's own socket: its stream
+ * continues where the kernel stopped carrying. */
+static __noinline int engine_local(struct __sk_buff *skb, struct packet *p, struct splice *s, struct conn *e, __u64 w)
+{
+	__u32 shift = e->shift;
+	if (s && carrying(STATE(w)))
+		shift = s->e_base + NEXT(w) - s->e_start;
+	if (!shift)
+		return TC_NEXT;
+	struct tcp_head h = p->head;
+	h.seq = bpf_htonl(p->seq - shift);
+	write_head(skb, p, &h);
+	skb->mark = mark;
+	return TC_NEXT;
+}
+
+/* keep_tail copies the last bytes of the payload into the splice's ring.
+ * Positions follow from the bytes' offsets alone, so that two CPUs with copies
+ * of one packet write the same. */
+static __noinline void keep_tail(struct __sk_buff *skb, __u32 id, __u32 end_off, __u32 end, __u32 len)
+{
+	struct tail *t = bpf_map_lookup_elem(&tails, &id);
+	if (!t)
+		return;
+	__u32 n = len > TAIL ? TAIL : len;
+	__u32 at = (end_off - n) & (TAIL - 1);
+	__u32 first = TAIL - at;
+	if (first > n)
+		first = n;
+	__u32 rest = n - first;
+	/* The masks say what holds already in a way the verifier understands. */
+	if (first > 0 && first <= TAIL)
+		bpf_skb_load_bytes(skb, end - n, &t->bytes[at & (TAIL - 1)], first);
+	if (rest > 0 && rest <= TAIL)
+		bpf_skb_load_bytes(skb, end - rest, &t->bytes[0], rest);
+}
+
+static __noinline void count_packet(struct splice *s, struct conn *e, __u32 len, __u32 chunks, int first)
+{
+	__u64 now = bpf_ktime_get_ns();
+	__u64 gap = now - s->last_ns;
+	s->last_ns = now;
+	s->bytes += len;
+	s->packets++;
+	s->chunks += chunks;
+	if (s->packets == 1)
+		s->first_ns = s->ack_ns = now;
+	struct engine_stats *st = bpf_map_lookup_elem(&engines, &e->engine);
+	if (!st)
+		return;
+	st->packets++;
+	st->bytes += len;
+	st->chunks += chunks;
+	if (first)
+		st->splices++;
+	if (STATE(load(s)) == DONE) {
+		st->ends++;
+		st->stream_ns += now - s->first_ns;
+	}
+	if (!first) {
+		st->gap_ns += gap;
+		__u64 units = gap >> 14; /* 16.4 us */
+		__u32 b = 0;
+#pragma unroll
+		for (int i = 0; i < GAP_BUCKETS - 1; i++)
+			b += units >> i != 0;
+		if (b < GAP_BUCKETS)
+			st->gaps[b]++;
+	}
+}
+
+static __noinline int from_engine(struct __sk_buff *skb, struct packet *p, struct conn *e)
+{
+	__u32 id = e->splice;
+	struct splice *s = id ? bpf_map_lookup_elem(&splices, &id) : 0;
+	if (!s)
+		return engine_local(skb, p, 0, e, 0);
+	__u32 cid = s->client;
+	struct conn *c = bpf_map_lookup_elem(&conns, &cid);
+	if (!c)
+		return engine_local(skb, p, 0, e, 0);
+
+	__u64 w = load(s);
+	__u32 flags = p->head.flags;
+	__u32 plain = !(flags & (FIN | SYN | RST | URG)) && p->hlen == (p->ts ? HEAD_TS : HEAD_PLAIN);
+	__u32 segment = p->len, gso = skb->gso_size;
+	if (gso && gso < segment)
+		segment = gso;
+	__u32 starting = 0;
+
+	if (STATE(w) == ARMED && p->len) {
+		if (!plain) {
+			count_refusal(s, e->engine, flags & (FIN | SYN | RST | URG) ? WHY_FLAGS : WHY_OPTIONS, 0);
+			return engine_local(skb, p, s, e, w);
+		}
+		if (!swap(s, &w, WITH_STATE(w, CLAIMED)))
+			return engine_local(skb, p, s, e, w);
+		__u32 why = look(skb, p, s, c, e);
+		if (why) {
+			swap(s, &w, WITH_STATE(w, ARMED));
+			count_refusal(s, e->engine, why, 0);
+			return engine_local(skb, p, s, e, w);
+		}
+		starting = 1;
+	} else {
+		if (!carrying(STATE(w)))
+			return engine_local(skb, p, s, e, w);
+		if (STATE(w) == ACTIVE && !plain) {
+			w = pause(s, c, e, w, flags & (FIN | SYN | RST | URG) ? WHY_FLAGS : WHY_OPTIONS);
+			return engine_local(skb, p, s, e, w);
+		}
+		if (!p->len) {
+			/* The engine's window updates and probes are the client's,
+			 * whose answer tells the true window; the answer to a probe
+			 * of our own socket is the socket's. */
+			if (STATE(w) != ACTIVE || before(p->seq + 1, s->e_start))
+				return engine_local(skb, p, s, e, w);
+			if (s->e_due) {
+				s->e_due = 0;
+				return engine_local(skb, p, s, e, w);
+			}
+			return to_client(skb, p, s, c);
+		}
+	}
+
+	__u32 next = starting ? p->seq : NEXT(w);
+	__u32 end = p->seq + p->len;
+	if (!before(next, end)) {
+		/* Bytes carried before. The client may have lost them. */
+		if (plain && !before(p->seq, s->e_start) && segment <= s->mss)
+			return to_client(skb, p, s, c);
+		return engine_local(skb, p, s, e, w);
+	}
+	if (!starting && STATE(w) != ACTIVE) {
+		/* Paused or ended: what follows is userspace's. A retransmission
+		 * that spans the border goes to the client: its bytes behind the
+		 * border are those the client's socket sends or will send. */
+		if (plain && before(p->seq, next) && !before(p->seq, s->e_start) && segment <= s->mss)
+			return to_client(skb, p, s, c);
+		return engine_local(skb, p, s, e, w);
+	}
+	__u32 why = WHY_NONE;
+	if (before(next, p->seq))
+		why = WHY_GAP;
+	else if (before(p->seq, s->e_start))
+		why = WHY_ORDER;
+	else if (segment > s->mss)
+		why = WHY_MSS;
+
+	struct walk walk = { .skb = skb };
+	if (!why) {
+		walk.c.off = p->l4 + p->hlen + (next - p->seq);
+		walk.c.end = p->l4 + p->hlen + p->len;
+		walk.c.step = STEP(w);
+		walk.c.left = LEFT(w) & MAX_LEFT;
+		walk.c.fixed = s->fixed;
+		frames(&walk);
+		why = walk.c.fail;
+		if (!why && walk.c.off < walk.c.end)
+			why = WHY_SURPLUS;
+	}
+	if (why) {
+		if (starting) {
+			swap(s, &w, WITH_STATE(w, ARMED));
+			count_refusal(s, e->engine, why, 0);
+		} else {
+			w = pause(s, c, e, w, why);
+		}
+		return engine_local(skb, p, s, e, w);
+	}
+	__u32 ended = walk.c.step == STEP_END;
+	keep_tail(skb, id, end - s->e_start, walk.c.end, end - next);
+	if (!swap(s, &w, WORD(ended ? DONE : ACTIVE, walk.c.step, walk.c.left, end))) {
+		/* Another CPU was faster: with a copy of this packet, or with a
+		 * pause. In both cases the new word says whose the packet is. */
+		count_refusal(s, e->engine, WHY_RACE, 0);
+		if (carrying(STATE(w)) && !before(NEXT(w), end))
+			return to_client(skb, p, s, c);
+		return engine_local(skb, p, s, e, w);
+	}
+	count_packet(s, e, end - next, walk.c.chunks, starting);
+	return to_client(skb, p, s, c);
+}
+
+/* local_ack translates a number the client acknowledges into the client
+ * conn's socket space. Inside the carried range the socket has nothing: the
+ * number becomes the range's begin. */
+static __always_inline __u32 local_ack(struct splice *s, struct conn *c, __u64 w, __u32 x)
+{
+	if (!s || !carrying(STATE(w)))
+		return x - c->shift;
+	__u32 len = NEXT(w) - s->e_start;
+	__u32 off = x - s->c_start;
+	if ((__s32)off <= 0)
+		return x - s->c_base;
+	if (off <= len)
+		return s->c_start - s->c_base;
+	return x - s->c_base - len;
+}
+
+static __noinline int client_local(struct __sk_buff *skb, struct packet *p, struct splice *s, struct conn *c, __u64 w)
+{
+	if (!c->shift && !(s && carrying(STATE(w))))
+		return TC_NEXT;
+	struct sack sk = {};
+	if (p->hlen > HEAD_PLAIN + 8 && find_sack(skb, p, &sk)) {
+		for (int i = 0; i < 8; i++) {
+			__be32 x;
+			if (i >= sk.edges)
+				break;
+			if (bpf_skb_load_bytes(skb, sk.off + i * 4, &x, 4) ||
+			    write_edge(skb, p, sk.off + i * 4, x, bpf_htonl(local_ack(s, c, w, bpf_ntohl(x)))))
+				return TC_NEXT;
+		}
+	}
+	struct tcp_head h = p->head;
+	h.ack = bpf_htonl(local_ack(s, c, w, p->ack));
+	write_head(skb, p, &h);
+	skb->mark = mark;
+	return TC_NEXT;
+}
+
+static __noinline int from_client(struct __sk_buff *skb, struct packet *p, struct conn *c)
+{
+	__u32 id = c->splice;
+	struct splice *s = id ? bpf_map_lookup_elem(&splices, &id) : 0;
+	if (!s)
+		return client_local(skb, p, 0, c, 0);
+	__u64 w = load(s);
+	if (!carrying(STATE(w)) || !(p->head.flags & ACK))
+		return client_local(skb, p, s, c, w);
+	__u32 eid = s->engine;
+	struct conn *e = bpf_map_lookup_elem(&conns, &eid);
+	if (!e)
+		return client_local(skb, p, s, c, w);
+
+	__u32 len = NEXT(w) - s->e_start;
+	__u32 off = p->ack - s->c_start;
+	int in_range = off <= len; /* a negative offset is a large number */
+	int beyond = !in_range && (__s32)off > 0;
+	s->ack_ns = bpf_ktime_get_ns();
+	if (in_range || beyond) {
+		__u32 una = beyond ? s->c_start + len : p->ack;
+		__u32 was = *(volatile __u32 *)&s->una;
+		if (before(was, una))
+			__sync_val_compare_and_swap(&s->una, was, una);
+	}
+	/* Bare acknowledgements of carried bytes are the engine's, except one
+	 * that the client's socket waits for, and the client's own probes. */
+	int bare = !p->len && !(p->head.flags & (FIN | SYN | RST | URG)) && (p->ts != 0) == (s->ts != 0) &&
+		   !before(p->seq, s->c_rcv);
+	int engines_ack = bare && in_range;
+	if (s->c_due && (in_range || beyond)) {
+		s->c_due = 0;
+		engines_ack = 0;
+	}
+	if ((in_range && off == len) || beyond) {
+		/* The word may have moved on meanwhile; fold looks for itself, and
+		 * only what it sees acknowledged is folded. */
+		__u64 now = load(s);
+		if (NEXT(now) == NEXT(w))
+			fold(s, c, e);
+	}
+	if (engines_ack)
+		return to_engine(skb, p, s, e, len);
+	return client_local(skb, p, s, c, w);
+}
+
+static __always_inline int ingress(struct __sk_buff *skb, __u32 l3)
+{
+	if (skb->mark == mark)
+		return TC_NEXT;
+	struct packet p;
+	if (!read_packet(skb, l3, 1, &p))
+		return TC_NEXT;
+	__u32 *id = bpf_map_lookup_elem(&flows, &p.tuple);
+	if (p.head.flags & SYN) {
+		__u32 ifindex = skb->ifindex;
+		bpf_map_update_elem(&arrivals, &p.tuple, &ifindex, BPF_ANY);
+		if (id) {
+			struct conn *old = bpf_map_lookup_elem(&conns, id);
+			if (old && (old->flags & CONN_CLOSED))
+				bpf_map_delete_elem(&flows, &p.tuple);
+		}
+		return TC_NEXT;
+	}
+	if (!id)
+		return TC_NEXT;
+	struct conn *c = bpf_map_lookup_elem(&conns, id);
+	if (!c)
+		return TC_NEXT;
+	if (c->flags & CONN_ENGINE)
+		return from_engine(skb, &p, c);
+	return from_client(skb, &p, c);
+}
+
+SEC("tc") int ingress_ethernet(struct __sk_buff *skb)
+{
+	return ingress(skb, ETH_LEN);
+}
+
+SEC("tc") int ingress_layer3(struct __sk_buff *skb)
+{
+	return ingress(skb, 0);
+}

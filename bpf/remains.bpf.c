@@ -1,0 +1,47 @@
+//go:build ignore
+
+/* remains is run by userspace, not attached: it says whether the kernel still
+ * knows the socket of a closed connection, TIME_WAIT included, so that its id
+ * can be used again. Also the smallest program that shows whether BPF of this
+ * kind can be loaded at all. */
+
+#include <linux/bpf.h>
+#include <linux/in.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_endian.h>
+
+#include "splice.h"
+
+char LICENSE[] SEC("license") = "Dual MIT/GPL";
+
+/* The conn's id is the packet's first word. Returns 1 when there is a socket. */
+SEC("tc") int remains(struct __sk_buff *skb)
+{
+	__u32 id;
+	if (bpf_skb_load_bytes(skb, 0, &id, sizeof(id)))
+		return 0;
+	struct conn *c = bpf_map_lookup_elem(&conns, &id);
+	if (!c)
+		return 0;
+	struct bpf_sock_tuple t = {};
+	struct bpf_sock *sk;
+	if (c->flags & CONN_SOCK_V6) {
+		__builtin_memcpy(t.ipv6.saddr, c->sock.remote, 16);
+		__builtin_memcpy(t.ipv6.daddr, c->sock.local, 16);
+		t.ipv6.sport = c->sock.rport;
+		t.ipv6.dport = c->sock.lport;
+		sk = bpf_skc_lookup_tcp(skb, &t, sizeof(t.ipv6), BPF_F_CURRENT_NETNS, 0);
+	} else {
+		t.ipv4.saddr = c->sock.remote[3];
+		t.ipv4.daddr = c->sock.local[3];
+		t.ipv4.sport = c->sock.rport;
+		t.ipv4.dport = c->sock.lport;
+		sk = bpf_skc_lookup_tcp(skb, &t, sizeof(t.ipv4), BPF_F_CURRENT_NETNS, 0);
+	}
+	if (!sk)
+		return 0;
+	/* A listener on the local port is not this connection. */
+	int found = sk->state != BPF_TCP_LISTEN;
+	bpf_sk_release(sk);
+	return found;
+}

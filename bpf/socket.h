@@ -1,0 +1,27 @@
+/* The parts of the kernel's TCP socket that the programs read, relocated at
+ * load (CO-RE), so that one object serves every kernel from 5.15 on. */
+#pragma once
+
+struct rb_root {
+	void *rb_node;
+} __attribute__((preserve_access_index));
+
+struct tcp_options_received {
+	__u32 ts_recent;
+	__u16 tstamp_ok : 1, sack_ok : 3, snd_wscale : 4, rcv_wscale : 4;
+} __attribute__((preserve_access_index));
+
+struct tcp_sock {
+	__u32 rcv_nxt, copied_seq;
+	__u32 snd_una, snd_nxt, write_seq, snd_wnd;
+	__u32 mss_cache;
+	__u32 tsoffset;
+	__u64 bytes_received;
+	struct rb_root out_of_order_queue;
+	struct tcp_options_received rx_opt;
+} __attribute__((preserve_access_index));
+
+/* Since 6.7 a route may ask for timestamps in microseconds. */
+struct tcp_sock___usec {
+	__u8 tcp_usec_ts : 1;
+} __attribute__((preserve_access_index));
