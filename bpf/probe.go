@@ -5,6 +5,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/features"
 )
 
 // probeSpec is the smallest program of the kind the splice is made of.
@@ -24,4 +25,9 @@ func Probe() error {
 		return fmt.Errorf("cannot load a BPF program (CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON are needed): %w", err)
 	}
 	return p.Close()
+}
+
+// HaveLoop reports whether the kernel has bpf_loop (5.17).
+func HaveLoop() bool {
+	return features.HaveProgramHelper(ebpf.SchedCLS, asm.FnLoop) == nil
 }

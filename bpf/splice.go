@@ -31,10 +31,9 @@ const (
 )
 
 // Join pairs two entered connections for one response. It returns nil and the
-// reason when they cannot be. fixed: the body has a Content-Length, otherwise
-// it is chunked. changed is called when what the kernel carried has been
+// reason when they cannot be. changed is called when what the kernel carried has been
 // acknowledged to its end; it must not block.
-func (s *Splicer) Join(client, engine uint32, fixed bool, changed func()) (*Splice, string) {
+func (s *Splicer) Join(client, engine uint32, changed func()) (*Splice, string) {
 	c, e := &s.conns[client], &s.conns[engine]
 	if (c.flags^e.flags)&connV6 != 0 {
 		return nil, WhyFamily
@@ -49,9 +48,6 @@ func (s *Splicer) Join(client, engine uint32, fixed bool, changed func()) (*Spli
 	}
 	m := &s.splices[id]
 	*m = splice{client: client, engine: engine, generation: generation}
-	if fixed {
-		m.fixed = 1
-	}
 	p := &Splice{s: s, id: id, m: m, changed: changed}
 	s.live[id].Store(p)
 	atomic.StoreUint32(&c.splice, id)
@@ -59,17 +55,18 @@ func (s *Splicer) Join(client, engine uint32, fixed bool, changed func()) (*Spli
 	return p, ""
 }
 
-// Arm offers the rest of the response to the kernel. The caller has written
-// all it has read to the client's socket. False: not now.
-func (p *Splice) Arm(step, left uint64) bool {
-	if left > maxLeft {
-		p.step, p.left = uint32(step), maxLeft
+// Arm offers the rest of the response to the kernel. step and left are the
+// framing state after the last byte read; fixed says that the body has a
+// Content-Length, of which left is the rest. The caller has written all it has
+// read to the client's socket. False, and nothing done: not now.
+func (p *Splice) Arm(step uint8, left uint64, fixed bool) bool {
+	if left > maxLeft || wordState(atomic.LoadUint64(&p.m.word)) != stateOff {
 		return false
 	}
 	p.step, p.left = uint32(step), uint32(left)
-	w := atomic.LoadUint64(&p.m.word)
-	if wordState(w) != stateOff {
-		return false
+	p.m.fixed = 0
+	if fixed {
+		p.m.fixed = 1
 	}
 	// Only userspace moves a word out of OFF.
 	atomic.StoreUint64(&p.m.word, word(stateArmed, p.step, p.left, 0))
@@ -78,8 +75,9 @@ func (p *Splice) Arm(step, left uint64) bool {
 }
 
 // Take takes an armed response back, if the kernel has not taken it over, and
-// says who holds the rest. carried says that the kernel moved step and left.
-func (p *Splice) Take() (step, left uint64, carried bool, h Holder) {
+// says who holds the rest. carried says that the kernel has moved the framing
+// state, to step and left; otherwise it is as the caller left it.
+func (p *Splice) Take() (step uint8, left uint64, carried bool, h Holder) {
 	for p.armed {
 		w := atomic.LoadUint64(&p.m.word)
 		switch wordState(w) {
@@ -94,12 +92,12 @@ func (p *Splice) Take() (step, left uint64, carried bool, h Holder) {
 		case statePaused, stateOff:
 			p.armed = false
 			p.step, p.left = wordStep(w), wordLeft(w)
-			return uint64(p.step), uint64(p.left), true, Here
+			return uint8(p.step), uint64(p.left), true, Here
 		default: // a program is at it, for nanoseconds
 			runtime.Gosched()
 		}
 	}
-	return uint64(p.step), uint64(p.left), false, Here
+	return uint8(p.step), uint64(p.left), false, Here
 }
 
 // Stop freezes the splice: the kernel carries no new byte afterwards.

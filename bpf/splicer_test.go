@@ -169,7 +169,7 @@ func TestSpliceOneResponse(t *testing.T) {
 			r := newRelayed(t, s, v.network, v.addr)
 			for round := range 5 {
 				settled := make(chan bool, 8)
-				p, why := s.Join(r.cid, r.eid, false, func() { settled <- true })
+				p, why := s.Join(r.cid, r.eid, func() { settled <- true })
 				if p == nil {
 					t.Fatal(why)
 				}
@@ -180,7 +180,7 @@ func TestSpliceOneResponse(t *testing.T) {
 				write(t, r.engine, "head")
 				read(t, r.e, "head")
 				write(t, r.c, "HEAD")
-				if !p.Arm(0, 0) {
+				if !p.Arm(0, 0, false) {
 					t.Fatal("not armed")
 				}
 				read(t, r.client, "HEAD")
@@ -248,8 +248,8 @@ func TestSpliceRandomChunks(t *testing.T) {
 		}
 		body.WriteString("0\r\nx: y\r\n\r\n")
 		settled := make(chan bool, 64)
-		p, _ := s.Join(r.cid, r.eid, false, func() { settled <- true })
-		p.Arm(0, 0)
+		p, _ := s.Join(r.cid, r.eid, func() { settled <- true })
+		p.Arm(0, 0, false)
 		go func() {
 			b := body.Bytes()
 			for len(b) > 0 {

@@ -24,8 +24,9 @@ type Joiner interface {
 	// Joiner's own goroutine and possibly at any time until Part returns, when
 	// the kernel's hold on the response changed: what it carried is
 	// acknowledged to its end and the response is over, or paused. It must
-	// not block. Join does no system call.
-	Join(client, engine uint32, changed func()) Splice
+	// not block. Join does no system call. The Splice is nil when the sockets
+	// cannot be joined; why then says so in one word.
+	Join(client, engine uint32, changed func()) (s Splice, why string)
 }
 
 // Hold says who has the rest of a response.
