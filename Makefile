@@ -1,0 +1,58 @@
+# Every target works on a fresh Debian or Ubuntu with make and Go 1.21 or
+# later; Go fetches the toolchain named here by itself.
+
+export GOTOOLCHAIN = go1.27.3
+export CGO_ENABLED = 0
+export PATH := $(PATH):/usr/sbin:/sbin
+
+# The clang whose output is committed under bpf/. Another version would make
+# other bytes of the same programs.
+CLANG = 14
+
+# Further arguments of run, bench-datapath and test (make test ARGS='-run Fuzz ./proxy').
+ARGS ?=
+RUN_ARGS = $(or $(ARGS),--sim 3)
+TEST_ARGS = $(or $(ARGS),./...)
+
+.DEFAULT_GOAL = help
+.PHONY: help run build test lint generate bench-datapath soak clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-15s %s\n", $$1, $$2}' Makefile
+
+run: build ## build and run the agent with three simulated engines
+	@exec bin/inferrail agent $(RUN_ARGS)
+
+build: ## build bin/inferrail, one static binary
+	go build -trimpath -o bin/inferrail ./cmd/inferrail
+
+test: ## run every test that this machine can run; what is skipped is said at the end
+	@.ci/need ip nft gcc || echo "tests that need these are skipped"
+	@if command -v gcc >/dev/null; then export CGO_ENABLED=1; race=-race; \
+	else race=; echo "no C compiler: testing without the race detector"; fi; \
+	go run .ci/testlog.go $$race -timeout 20m $(TEST_ARGS)
+
+lint: ## gofmt, go vet, staticcheck, and govulncheck where its database can be reached
+	@unformatted=$$(gofmt -l . .ci); if [ -n "$$unformatted" ]; then \
+		echo "gofmt these:"; echo "$$unformatted"; exit 1; fi
+	go vet ./... 
+	go tool staticcheck ./...
+	@for f in .ci/*.go; do go vet $$f && go tool staticcheck $$f || exit 1; done
+	@if command -v curl >/dev/null && curl -sfo /dev/null -m 10 https://vuln.go.dev/index/db.json; then \
+		echo "go tool govulncheck ./..."; go tool govulncheck ./...; \
+	else echo "govulncheck left out: https://vuln.go.dev is not reached from here"; fi
+
+generate: ## compile the BPF programs; needed only after changing bpf/*.c or *.h
+	@.ci/need clang-$(CLANG) llvm-strip-$(CLANG) /usr/include/bpf/bpf_helpers.h /usr/include/linux/bpf.h
+	@clang-$(CLANG) --version | grep -q 'version $(CLANG)\.' || { \
+		echo "clang-$(CLANG) is not version $(CLANG): $$(clang-$(CLANG) --version | head -1)"; exit 1; }
+	@# Debian keeps asm/ in a folder named after the machine.
+	asm=$$(ls -d /usr/include/$$(uname -m)-linux-gnu 2>/dev/null || echo /usr/include); \
+	BPF2GO_CC=clang-$(CLANG) BPF2GO_STRIP=llvm-strip-$(CLANG) BPF2GO_CFLAGS=-I$$asm go generate ./bpf
+
+bench-datapath: build ## measure the datapath beside nginx and haproxy; needs root
+	@.ci/need ip nginx haproxy
+	bin/inferrail bench datapath $(ARGS)
+
+clean: ## remove what was built
+	rm -rf bin

@@ -1,0 +1,577 @@
+package agent
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/goccy/go-yaml"
+
+	"github.com/inferrail/inferrail/policy"
+)
+
+// Config is everything an agent can be told. DefaultConfig gives one that is
+// complete except for its replicas; a file (ReadConfig) and then flags
+// overwrite parts of it; Validate, which Start calls, reports all that is wrong
+// with it. It is not changed after that.
+//
+// The yaml tags are the keys of the configuration file, in which any other key
+// is an error.
+type Config struct {
+	// Listen is the TCP address that clients send their requests to.
+	Listen string `yaml:"listen"`
+	// AdminListen serves metrics, health and debug pages.
+	AdminListen string `yaml:"admin_listen"`
+	// Models gives models aliases and policies. A model that an engine lists
+	// is served without being named here.
+	Models   []ModelConfig   `yaml:"models"`
+	Replicas []ReplicaConfig `yaml:"replicas"`
+	Datapath DatapathConfig  `yaml:"datapath"`
+	Routing  RoutingConfig   `yaml:"routing"`
+	Health   HealthConfig    `yaml:"health"`
+	Server   ServerConfig    `yaml:"server"`
+
+	// misread is what ParseConfig could not use; Validate reports it.
+	misread problems
+}
+
+// ModelConfig is one entry of Config.Models.
+type ModelConfig struct {
+	// Name is what the engines call the model.
+	Name string `yaml:"name"`
+	// Aliases are further names that clients may use for it.
+	Aliases []string `yaml:"aliases"`
+	// Policy chooses among its replicas; empty means RoutingConfig.DefaultPolicy.
+	Policy string `yaml:"policy"`
+}
+
+// ReplicaConfig is one engine endpoint.
+type ReplicaConfig struct {
+	// ID names it in headers, metrics and logs; host:port of URL when empty.
+	ID string `yaml:"id"`
+	// URL is http://host:port, with a path when the engine's API is not at
+	// the root. /v1 is not part of it.
+	URL string `yaml:"url"`
+	// Models it serves. When empty they are learned from its /v1/models.
+	Models []string `yaml:"models"`
+}
+
+// RoutingConfig says how replicas are chosen.
+type RoutingConfig struct {
+	DefaultPolicy string `yaml:"default_policy"`
+}
+
+// HealthConfig says when a replica takes requests.
+type HealthConfig struct {
+	// Interval is the time between two checks of one replica.
+	Interval time.Duration `yaml:"interval"`
+	// Timeout bounds one check.
+	Timeout time.Duration `yaml:"timeout"`
+	// UnhealthyThreshold is how many checks in a row must fail before the
+	// replica gets no more requests.
+	UnhealthyThreshold int `yaml:"unhealthy_threshold"`
+}
+
+// ServerConfig bounds clients' requests.
+type ServerConfig struct {
+	// IdleTimeout closes a client connection that asks nothing.
+	IdleTimeout time.Duration `yaml:"idle_timeout"`
+	// HeadTimeout and BodyTimeout bound the arrival of a request's head and
+	// body, each as a whole.
+	HeadTimeout time.Duration `yaml:"head_timeout"`
+	BodyTimeout time.Duration `yaml:"body_timeout"`
+	// RequestTimeout bounds the wait for an engine's first byte. The answer
+	// may last longer.
+	RequestTimeout time.Duration `yaml:"request_timeout"`
+	// StallTimeout ends an answer of which the client takes nothing for so long.
+	StallTimeout time.Duration `yaml:"stall_timeout"`
+	// ConnectTimeout bounds connecting to an engine.
+	ConnectTimeout time.Duration `yaml:"connect_timeout"`
+	// UpstreamIdle is how long an idle connection to an engine is kept. It
+	// must be shorter than the engine's own keep-alive, 5 s for vLLM.
+	UpstreamIdle time.Duration `yaml:"upstream_idle"`
+	MaxHeadBytes Bytes         `yaml:"max_head_bytes"`
+	MaxBodyBytes Bytes         `yaml:"max_body_bytes"`
+	// ShutdownTimeout is how long running requests may go on after a signal.
+	ShutdownTimeout time.Duration `yaml:"shutdown_timeout"`
+}
+
+// DefaultConfig returns a Config that lacks only replicas.
+func DefaultConfig() Config {
+	return Config{
+		Listen:      ":8080",
+		AdminListen: "127.0.0.1:9090",
+		Datapath:    DatapathConfig{Mode: "auto", Hook: "auto", Loop: "auto"},
+		Routing:     RoutingConfig{DefaultPolicy: policy.LeastRequest{}.Name()},
+		Health: HealthConfig{
+			Interval:           time.Second,
+			Timeout:            500 * time.Millisecond,
+			UnhealthyThreshold: 3,
+		},
+		Server: ServerConfig{
+			IdleTimeout:     2 * time.Minute,
+			HeadTimeout:     10 * time.Second,
+			BodyTimeout:     2 * time.Minute,
+			RequestTimeout:  10 * time.Minute,
+			StallTimeout:    10 * time.Minute,
+			ConnectTimeout:  5 * time.Second,
+			UpstreamIdle:    4 * time.Second,
+			MaxHeadBytes:    16 << 10,
+			MaxBodyBytes:    64 << 20,
+			ShutdownTimeout: time.Minute,
+		},
+	}
+}
+
+// ReadConfig overwrites in c what the file sets. See ParseConfig.
+func (c *Config) ReadConfig(file string) error {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return fmt.Errorf("cannot read the configuration: %w", err)
+	}
+	if err := c.ParseConfig(data); err != nil {
+		return fmt.Errorf("%s: %w", file, err)
+	}
+	return nil
+}
+
+// ParseConfig overwrites in c what the YAML text sets. The error tells that the
+// text is not YAML; unknown keys and values of the wrong kind are reported by
+// Validate, together with all else.
+func (c *Config) ParseConfig(data []byte) error {
+	var doc any
+	dec := yaml.NewDecoder(bytes.NewReader(data), yaml.UseOrderedMap())
+	if err := dec.Decode(&doc); err != nil {
+		if errors.Is(err, io.EOF) {
+			return nil // an empty file changes nothing
+		}
+		return fmt.Errorf("not YAML: %s", strings.TrimSpace(yaml.FormatError(err, false, true)))
+	}
+	var extra any
+	if err := dec.Decode(&extra); !errors.Is(err, io.EOF) {
+		return errors.New("the file holds more than one YAML document; remove all but the first")
+	}
+	if doc != nil {
+		c.misread.fill("", reflect.ValueOf(c).Elem(), doc)
+	}
+	return nil
+}
+
+// Validate reports everything that is wrong with c at once. It fills in the
+// IDs that were left out.
+func (c *Config) Validate() error {
+	p := problems{list: slices.Clone(c.misread.list)}
+	p.address("listen", c.Listen)
+	p.address("admin_listen", c.AdminListen)
+	if c.Listen == c.AdminListen && !strings.HasSuffix(c.Listen, ":0") {
+		p.add("admin_listen", "is the same as listen (%s); give one of them another port", c.Listen)
+	}
+	c.validateModels(&p)
+	c.validateReplicas(&p)
+	p.policy("routing.default_policy", c.Routing.DefaultPolicy)
+
+	p.oneOf("datapath.mode", c.Datapath.Mode, "auto", "packet", "copy")
+	p.oneOf("datapath.hook", c.Datapath.Hook, "auto", "tcx", "clsact")
+	p.oneOf("datapath.loop", c.Datapath.Loop, "auto", "bpf_loop", "bounded")
+	for i, name := range c.Datapath.Interfaces {
+		path := fmt.Sprintf("datapath.interfaces[%d]", i)
+		if name == "" {
+			p.add(path, "is empty; want an interface name or a glob such as \"veth*\"")
+		} else if _, err := filepath.Match(name, ""); err != nil {
+			p.add(path, "%q is not a glob; check its brackets", name)
+		}
+	}
+	if c.Datapath.MaxSplices < 0 {
+		p.add("datapath.max_splices", "%d is negative; leave it out for the default", c.Datapath.MaxSplices)
+	}
+	if c.Datapath.PinDir != "" && !filepath.IsAbs(c.Datapath.PinDir) {
+		p.add("datapath.pin_dir", "%q is not an absolute path", c.Datapath.PinDir)
+	}
+
+	p.positive("health.interval", c.Health.Interval)
+	p.positive("health.timeout", c.Health.Timeout)
+	if c.Health.UnhealthyThreshold < 1 {
+		p.add("health.unhealthy_threshold", "%d is below 1", c.Health.UnhealthyThreshold)
+	}
+	s := &c.Server
+	p.positive("server.idle_timeout", s.IdleTimeout)
+	p.positive("server.head_timeout", s.HeadTimeout)
+	p.positive("server.body_timeout", s.BodyTimeout)
+	p.positive("server.request_timeout", s.RequestTimeout)
+	p.positive("server.stall_timeout", s.StallTimeout)
+	p.positive("server.connect_timeout", s.ConnectTimeout)
+	p.positive("server.upstream_idle", s.UpstreamIdle)
+	p.positive("server.shutdown_timeout", s.ShutdownTimeout)
+	if s.MaxHeadBytes < 1<<10 || s.MaxHeadBytes > 1<<20 {
+		p.add("server.max_head_bytes", "%s is outside 1KiB to 1MiB", s.MaxHeadBytes)
+	}
+	if s.MaxBodyBytes < 1 {
+		p.add("server.max_body_bytes", "%s is below 1; no request would be accepted", s.MaxBodyBytes)
+	}
+	return p.err()
+}
+
+func (c *Config) validateModels(p *problems) {
+	names := map[string]string{} // model name or alias -> where it was given
+	for i, m := range c.Models {
+		path := fmt.Sprintf("models[%d]", i)
+		if m.Name == "" {
+			p.add(path+".name", "is missing; want the name the engine lists in /v1/models")
+		} else if first, ok := names[m.Name]; ok {
+			p.add(path+".name", "%q is already %s", m.Name, first)
+		} else {
+			names[m.Name] = path + ".name"
+		}
+		if m.Policy != "" {
+			p.policy(path+".policy", m.Policy)
+		}
+	}
+	// Aliases after all names, so that the clash is reported at the alias.
+	for i, m := range c.Models {
+		for j, alias := range m.Aliases {
+			path := fmt.Sprintf("models[%d].aliases[%d]", i, j)
+			if alias == "" {
+				p.add(path, "is empty; remove it")
+			} else if first, ok := names[alias]; ok {
+				p.add(path, "%q is already %s", alias, first)
+			} else {
+				names[alias] = path
+			}
+		}
+	}
+}
+
+func (c *Config) validateReplicas(p *problems) {
+	if len(c.Replicas) == 0 {
+		p.add("replicas", "are missing; name an engine here or with --replica http://host:port, or try --sim 3")
+	}
+	ids := map[string]string{}  // id -> path
+	urls := map[string]string{} // url -> path
+	for i := range c.Replicas {
+		r := &c.Replicas[i]
+		path := fmt.Sprintf("replicas[%d]", i)
+		host := p.engineURL(path+".url", r.URL)
+		if host != "" {
+			key := host + strings.TrimSuffix(r.URL[strings.Index(r.URL, "//")+2+len(host):], "/")
+			if first, ok := urls[key]; ok {
+				p.add(path+".url", "%s is already %s", r.URL, first)
+			}
+			urls[key] = path + ".url"
+		}
+		if r.ID == "" {
+			r.ID = host
+		} else if strings.ContainsFunc(r.ID, func(c rune) bool { return c <= ' ' || c >= 0x7f }) {
+			// The ID is sent as a header's value.
+			p.add(path+".id", "%q has a blank or a character that is not ASCII", r.ID)
+		}
+		if r.ID != "" {
+			if first, ok := ids[r.ID]; ok {
+				p.add(path+".id", "%q is already %s; ids must differ", r.ID, first)
+			}
+			ids[r.ID] = path + ".id"
+		}
+		for j, name := range r.Models {
+			if name == "" {
+				p.add(fmt.Sprintf("%s.models[%d]", path, j), "is empty; remove it")
+			} else if slices.Contains(r.Models[:j], name) {
+				p.add(fmt.Sprintf("%s.models[%d]", path, j), "%q is listed twice", name)
+			}
+		}
+	}
+}
+
+// ParseReplica reads a replica as the command line has it: [id=]URL.
+func ParseReplica(s string) ReplicaConfig {
+	if id, rest, ok := strings.Cut(s, "="); ok && !strings.ContainsAny(id, ":/?") {
+		return ReplicaConfig{ID: id, URL: rest}
+	}
+	return ReplicaConfig{URL: s}
+}
+
+// policies are the ways of choosing that configuration can name.
+var policies = map[string]policy.Policy{
+	policy.LeastRequest{}.Name(): policy.LeastRequest{},
+}
+
+// problems collects what is wrong with a configuration. The zero value is none.
+type problems struct{ list []string }
+
+// add notes the first problem of a path; others follow from it.
+func (p *problems) add(path, format string, args ...any) {
+	known := func(line string) bool { return strings.HasPrefix(line, path+": ") }
+	if !slices.ContainsFunc(p.list, known) {
+		p.list = append(p.list, path+": "+fmt.Sprintf(format, args...))
+	}
+}
+
+func (p *problems) err() error {
+	switch len(p.list) {
+	case 0:
+		return nil
+	case 1:
+		return errors.New(p.list[0])
+	}
+	return fmt.Errorf("%d problems:\n  %s", len(p.list), strings.Join(p.list, "\n  "))
+}
+
+func (p *problems) oneOf(path, value string, known ...string) {
+	if !slices.Contains(known, value) {
+		p.add(path, "%q is unknown; want %s", value, strings.Join(known, ", "))
+	}
+}
+
+func (p *problems) policy(path, name string) {
+	if policies[name] == nil {
+		known := make([]string, 0, len(policies))
+		for name := range policies {
+			known = append(known, name)
+		}
+		slices.Sort(known)
+		p.oneOf(path, name, known...)
+	}
+}
+
+func (p *problems) positive(path string, d time.Duration) {
+	if d <= 0 {
+		p.add(path, "%v is not above zero", d)
+	}
+}
+
+func (p *problems) address(path, value string) {
+	_, port, err := net.SplitHostPort(value)
+	if err != nil {
+		p.add(path, "%q is not host:port; want such as :8080 or 127.0.0.1:8080", value)
+		return
+	}
+	if n, err := strconv.Atoi(port); err != nil || n < 0 || n > 65535 {
+		p.add(path, "%q has no port between 0 and 65535", value)
+	}
+}
+
+// engineURL checks an engine's URL and returns its host:port, or "".
+func (p *problems) engineURL(path, raw string) string {
+	const want = "want http://host:port"
+	if raw == "" {
+		p.add(path, "is missing; %s", want)
+		return ""
+	}
+	u, err := url.Parse(raw)
+	if err != nil || u.Host == "" || u.Opaque != "" {
+		p.add(path, "%q is not a URL; %s", raw, want)
+		return ""
+	}
+	if u.Scheme != "http" {
+		p.add(path, "%q: engines are reached over http only; %s", raw, want)
+		return ""
+	}
+	if u.User != nil || u.RawQuery != "" || u.Fragment != "" {
+		p.add(path, "%q has more than host, port and path; %s", raw, want)
+		return ""
+	}
+	if trimmed, ok := strings.CutSuffix(strings.TrimSuffix(u.Path, "/"), "/v1"); ok {
+		p.add(path, "%q ends in /v1, which requests bring along; want http://%s%s", raw, u.Host, trimmed)
+		return ""
+	}
+	if port := u.Port(); port != "" {
+		if n, err := strconv.Atoi(port); err != nil || n < 1 || n > 65535 {
+			p.add(path, "%q has no port between 1 and 65535", raw)
+			return ""
+		}
+	}
+	if u.Hostname() == "" {
+		p.add(path, "%q has no host; %s", raw, want)
+		return ""
+	}
+	return u.Host
+}
+
+// fill sets v, a part of a Config, from the decoded YAML value in.
+func (p *problems) fill(path string, v reflect.Value, in any) {
+	if in == nil {
+		return // "key:" with nothing behind it leaves the default
+	}
+	switch v.Interface().(type) {
+	case time.Duration:
+		p.fillDuration(path, v, in)
+		return
+	case Bytes:
+		p.fillBytes(path, v, in)
+		return
+	}
+	switch v.Kind() {
+	case reflect.Struct:
+		p.fillStruct(path, v, in)
+	case reflect.Slice:
+		list, ok := in.([]any)
+		if !ok {
+			p.add(path, "is %s; want a list: [a, b] or lines that begin with a dash", kind(in))
+			return
+		}
+		out := reflect.MakeSlice(v.Type(), len(list), len(list))
+		for i, item := range list {
+			p.fill(fmt.Sprintf("%s[%d]", path, i), out.Index(i), item)
+		}
+		v.Set(out)
+	case reflect.String:
+		s, ok := in.(string)
+		if !ok {
+			p.add(path, "is %s; want text: put it in quotes", kind(in))
+			return
+		}
+		v.SetString(s)
+	case reflect.Int:
+		n, ok := integer(in)
+		if !ok {
+			p.add(path, "is %s; want a whole number", kind(in))
+			return
+		}
+		v.SetInt(n)
+	default:
+		panic("BUG: configuration field of kind " + v.Kind().String() + " at " + path)
+	}
+}
+
+func (p *problems) fillStruct(path string, v reflect.Value, in any) {
+	m, ok := in.(yaml.MapSlice)
+	if !ok {
+		if path == "" {
+			path = "the file"
+		}
+		p.add(path, "is %s; want keys and values", kind(in))
+		return
+	}
+	fields := map[string]int{}
+	var names []string
+	for i := range v.NumField() {
+		if tag := v.Type().Field(i).Tag.Get("yaml"); tag != "" && tag != "-" {
+			fields[tag] = i
+			names = append(names, tag)
+		}
+	}
+	for _, item := range m {
+		key := fmt.Sprint(item.Key)
+		full := key
+		if path != "" {
+			full = path + "." + key
+		}
+		i, ok := fields[key]
+		if !ok {
+			p.add(full, "is unknown; known here: %s", strings.Join(names, ", "))
+			continue
+		}
+		p.fill(full, v.Field(i), item.Value)
+	}
+}
+
+func (p *problems) fillDuration(path string, v reflect.Value, in any) {
+	s, ok := in.(string)
+	if !ok {
+		p.add(path, "is %s; want a duration with its unit, such as 500ms, 30s or 10m", kind(in))
+		return
+	}
+	d, err := time.ParseDuration(s)
+	if err != nil {
+		p.add(path, "%q is not a duration; want such as 500ms, 30s or 10m", s)
+		return
+	}
+	v.SetInt(int64(d))
+}
+
+func (p *problems) fillBytes(path string, v reflect.Value, in any) {
+	if n, ok := integer(in); ok {
+		v.SetInt(n)
+		return
+	}
+	s, ok := in.(string)
+	if !ok {
+		p.add(path, "is %s; want a size, such as 16KiB or 64MiB", kind(in))
+		return
+	}
+	n, err := ParseBytes(s)
+	if err != nil {
+		p.add(path, "%v", err)
+		return
+	}
+	v.SetInt(int64(n))
+}
+
+// kind tells a person what a YAML value is.
+func kind(in any) string {
+	switch in := in.(type) {
+	case string:
+		return fmt.Sprintf("the text %q", in)
+	case yaml.MapSlice:
+		return "a mapping"
+	case []any:
+		return "a list"
+	case nil:
+		return "empty"
+	default:
+		return fmt.Sprint(in)
+	}
+}
+
+func integer(in any) (int64, bool) {
+	switch n := in.(type) {
+	case int64:
+		return n, true
+	case uint64:
+		return int64(n), n <= math.MaxInt64
+	case int:
+		return int64(n), true
+	}
+	return 0, false
+}
+
+// Bytes is a number of bytes, written with a unit: 64MiB.
+type Bytes int64
+
+var byteUnits = []struct {
+	name string
+	size Bytes
+}{
+	// Longest names first, because the shorter ones are endings of them.
+	{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30},
+	{"kB", 1e3}, {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9},
+	{"B", 1},
+}
+
+// ParseBytes reads 65536, 64KiB, 64MiB, 1GiB or 10MB.
+func ParseBytes(s string) (Bytes, error) {
+	number, unit := strings.TrimSpace(s), Bytes(1)
+	for _, u := range byteUnits {
+		if rest, ok := strings.CutSuffix(number, u.name); ok {
+			number, unit = strings.TrimSpace(rest), u.size
+			break
+		}
+	}
+	n, err := strconv.ParseInt(number, 10, 64)
+	if err != nil || n < 0 {
+		return 0, fmt.Errorf("%q is not a size; want such as 16KiB or 64MiB", s)
+	}
+	if n > math.MaxInt64/int64(unit) {
+		return 0, fmt.Errorf("%q is too large", s)
+	}
+	return Bytes(n) * unit, nil
+}
+
+// String writes b in the largest binary unit that divides it.
+func (b Bytes) String() string {
+	for i := 2; i >= 0; i-- {
+		if u := byteUnits[i]; b != 0 && b%u.size == 0 {
+			return strconv.FormatInt(int64(b/u.size), 10) + u.name
+		}
+	}
+	return strconv.FormatInt(int64(b), 10)
+}

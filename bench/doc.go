@@ -1,0 +1,52 @@
+// Package bench measures inferrail beside its peers. This file tells how; the
+// README says how to run it and results/ holds what was found.
+//
+// # Datapath
+//
+// Datapath (inferrail bench datapath) asks what it costs to pass a streamed
+// answer on. Many clients each read a stream of 200-byte chunks at a fixed
+// rate from one engine, through one contestant: nothing but a forwarding
+// kernel (direct), the agent's packet tier, its copy tier, nginx, haproxy.
+// One process plays all clients (client.go) and one the engine (engine.go);
+// each is one thread on epoll with raw system calls, so that little of what is
+// measured is the measuring.
+//
+//	client host          proxy host            engine host
+//	[client]--veth--[toclient  toengine]--veth--[engine]     three network namespaces
+//
+// Each measurement gets fresh namespaces and fresh processes. The namespaces
+// have no name: they are gone with the last thread that lives in them, however
+// the benchmark ends. The machine's own network is not touched.
+//
+// CPU is the scheduler's exact run time (schedstat) of every thread of client,
+// engine and contestant plus all kworkers and ksoftirqds, over the chunks the
+// clients received. Work in softirqs runs mostly on the time of whoever sent
+// the packet, so a contestant that hands its work to the kernel is charged for
+// it through its neighbours. Subtracting what direct costs leaves the price of
+// the contestant.
+//
+// Latency is the time from just before the engine's send to just after the
+// client's receive, on one clock, in every chunk. The client checks each byte:
+// chunked framing, the stream a chunk belongs to, its place in the stream, the
+// filling, the end. A wrong byte or a lost connection fails the benchmark.
+//
+// Responses end after a number of chunks, and the next request follows on the
+// same connection, so that starting a response is part of the price. First
+// responses are shortened by different amounts: ends are spread evenly over
+// time from the start.
+//
+// Wake-ups are counted the same way for every contestant: voluntary context
+// switches of all its threads, each of which is followed by a wake-up. One may
+// handle many chunks. The agent also reports a count of its own: the times
+// userspace was woken for a response (GET /debug/datapath).
+//
+// Memory is VmHWM summed over the contestant's processes. Pages shared between
+// nginx's processes count more than once; socket buffers are not in it.
+//
+// Other load is what the machine's CPUs were busy with besides the above. A
+// measurement with too much of it is repeated, at most twice and within the
+// time limit; the quietest attempt is kept, and marked when it is still noisy.
+// Contestants are interleaved and start in a different order each repetition.
+// Figures are medians over the repetitions that were quiet, or over all where
+// none was.
+package bench

@@ -1,0 +1,134 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"strings"
+	"sync"
+
+	"github.com/inferrail/inferrail/agent"
+)
+
+// agentCommand's flags overwrite the keys of the configuration file that they
+// name; replicas given here are added to the file's.
+type agentCommand struct {
+	Config      string   `short:"c" placeholder:"FILE" env:"INFERRAIL_CONFIG" help:"Configuration file (YAML)."`
+	Listen      string   `placeholder:"ADDR" env:"INFERRAIL_LISTEN" help:"Where clients connect, by default :8080."`
+	AdminListen string   `placeholder:"ADDR" env:"INFERRAIL_ADMIN_LISTEN" help:"Metrics, health and debug pages, by default 127.0.0.1:9090."`
+	Replica     []string `placeholder:"[ID=]URL" env:"INFERRAIL_REPLICAS" help:"An engine, such as http://10.0.0.10:8000. Repeatable."`
+	Sim         int      `placeholder:"N" env:"INFERRAIL_SIM" help:"Start N simulated engines in this process and route to them too."`
+	Iface       []string `placeholder:"NAME" env:"INFERRAIL_DATAPATH_INTERFACES" help:"Interface to attach the kernel datapath to, name or glob. Repeatable. By default loopback and those with a route to an engine or a client."`
+	Datapath    string   `placeholder:"TIER" env:"INFERRAIL_DATAPATH_MODE" help:"auto (default), packet or copy. A tier that is asked for and cannot be had is an error."`
+	LogLevel    string   `enum:"debug,info,warn,error" default:"info" env:"INFERRAIL_LOG_LEVEL" help:"debug, info, warn or error."`
+
+	DatapathHook string `hidden:"" placeholder:"HOOK" env:"INFERRAIL_DATAPATH_HOOK" help:"auto, tcx or clsact."`
+	DatapathLoop string `hidden:"" placeholder:"LOOP" env:"INFERRAIL_DATAPATH_LOOP" help:"auto, bpf_loop or bounded."`
+}
+
+// Run runs the agent until a signal has drained it.
+func (c *agentCommand) Run(ctx context.Context, e *env) error {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(c.LogLevel)); err != nil {
+		return err
+	}
+	log := slog.New(slog.NewTextHandler(e.stderr, &slog.HandlerOptions{Level: level}))
+
+	config, err := c.config()
+	if err != nil {
+		return err
+	}
+	sims, err := startSims(c.Sim)
+	if err != nil {
+		return err
+	}
+	defer sims.close()
+	config.Replicas = append(config.Replicas, sims.replicas()...)
+
+	if err := config.Validate(); err != nil && c.Config != "" {
+		return fmt.Errorf("%s: %w", c.Config, err)
+	} else if err != nil {
+		return err
+	}
+
+	a, err := agent.Start(ctx, config, log)
+	if err != nil {
+		return err
+	}
+	stopped, stop := context.WithCancel(ctx)
+	var told sync.WaitGroup
+	told.Go(func() { announce(stopped, e.stdout, a) })
+	err = a.Run(e.signals)
+	stop()
+	told.Wait()
+	return err
+}
+
+// config is the file's configuration with the flags laid over it.
+func (c *agentCommand) config() (agent.Config, error) {
+	config := agent.DefaultConfig()
+	if c.Config != "" {
+		if err := config.ReadConfig(c.Config); err != nil {
+			return config, err
+		}
+	}
+	override := func(key *string, flag string) {
+		if flag != "" {
+			*key = flag
+		}
+	}
+	override(&config.Listen, c.Listen)
+	override(&config.AdminListen, c.AdminListen)
+	override(&config.Datapath.Mode, c.Datapath)
+	override(&config.Datapath.Hook, c.DatapathHook)
+	override(&config.Datapath.Loop, c.DatapathLoop)
+	if len(c.Iface) > 0 {
+		config.Datapath.Interfaces = c.Iface
+	}
+	for _, r := range c.Replica {
+		config.Replicas = append(config.Replicas, agent.ParseReplica(r))
+	}
+	if c.Sim < 0 || c.Sim > maxSims {
+		return config, fmt.Errorf("--sim %d: want 0 to %d", c.Sim, maxSims)
+	}
+	return config, nil
+}
+
+// announce tells a person what runs, and how to try it as soon as there is an
+// engine to answer.
+func announce(ctx context.Context, w io.Writer, a *agent.Agent) {
+	tier, reason := a.Tier()
+	if reason != "" {
+		tier += " (" + reason + ")"
+	}
+	fmt.Fprintf(w, "listening  %s, admin http://%s\n", a.Addr(), a.AdminAddr())
+	fmt.Fprintf(w, "datapath   %s\n", tier)
+	up, of := a.Replicas()
+	if up == 0 {
+		fmt.Fprintf(w, "replicas   none of %d answers yet; waiting for them\n", of)
+		select {
+		case <-ctx.Done():
+			return
+		case <-a.Serving():
+			up, of = a.Replicas()
+		}
+	}
+	models := a.Models()
+	fmt.Fprintf(w, "replicas   %d of %d serve %s\n", up, of, strings.Join(models, ", "))
+	if len(models) > 0 {
+		fmt.Fprintf(w, "try        %s\n", curl(a.Addr(), models[0]))
+	}
+}
+
+// curl is a command line that asks for a streamed answer.
+func curl(addr net.Addr, model string) string {
+	host, port, err := net.SplitHostPort(addr.String())
+	if ip := net.ParseIP(host); err == nil && ip != nil && ip.IsUnspecified() {
+		host = "localhost"
+	}
+	body := fmt.Sprintf(`{"model":%q,"stream":true,"messages":[{"role":"user","content":"Tell me a story"}]}`, model)
+	return fmt.Sprintf("curl -N http://%s/v1/chat/completions -H 'content-type: application/json' -d '%s'",
+		net.JoinHostPort(host, port), strings.ReplaceAll(body, "'", `'\''`))
+}

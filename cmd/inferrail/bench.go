@@ -1,0 +1,29 @@
+package main
+
+import (
+	"context"
+
+	"github.com/inferrail/inferrail/bench"
+)
+
+type benchCommand struct {
+	Datapath datapathCommand `cmd:"" help:"CPU, latency and wake-ups of streamed answers, beside nginx and haproxy. Needs root."`
+	Worker   workerCommand   `cmd:"" hidden:"" passthrough:"" help:"One process of a benchmark; started by the benchmark."`
+}
+
+type datapathCommand struct{ bench.Datapath }
+
+// Run stops at the first signal.
+func (c *datapathCommand) Run(ctx context.Context, e *env) error {
+	ctx, cancel := e.interrupted(ctx)
+	defer cancel()
+	c.Stdout, c.Stderr = e.stdout, e.stderr
+	return c.Datapath.Run(ctx)
+}
+
+type workerCommand struct {
+	Args []string `arg:"" optional:""`
+}
+
+// Run leaves signals to the benchmark, which ends its workers itself.
+func (c *workerCommand) Run() error { return bench.Worker(c.Args) }

@@ -1,0 +1,104 @@
+// Command inferrail routes OpenAI requests to self-hosted LLM engines. Each
+// command is in a file of its name.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/alecthomas/kong"
+)
+
+// env is what a command may use of the process it runs in, so that tests run
+// commands in their own process.
+type env struct {
+	args           []string
+	stdout, stderr io.Writer
+	signals        <-chan os.Signal
+}
+
+// commands is the grammar of the command line.
+type commands struct {
+	Agent   agentCommand   `cmd:"" help:"Route requests to engines: the node agent."`
+	Sim     simCommand     `cmd:"" help:"Be an engine: a simulated vLLM."`
+	Bench   benchCommand   `cmd:"" help:"Measure inferrail beside others."`
+	Version versionCommand `cmd:"" help:"Print the version."`
+}
+
+func main() {
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
+	os.Exit(run(&env{args: os.Args[1:], stdout: os.Stdout, stderr: os.Stderr, signals: signals}))
+}
+
+// run runs one command line and returns the process's exit status: 1 when the
+// command failed, 2 when the command line is wrong.
+func run(e *env) (status int) {
+	defer func() {
+		switch r := recover().(type) {
+		case nil:
+		case exit:
+			status = int(r)
+		default:
+			panic(r)
+		}
+	}()
+	parser := newParser(&commands{}, e)
+	args := e.args
+	if len(args) == 0 {
+		args = []string{"--help"}
+	}
+	command, err := parser.Parse(args)
+	if err != nil {
+		fmt.Fprintf(e.stderr, "inferrail: %v\n", err)
+		if parse := (*kong.ParseError)(nil); errors.As(err, &parse) && parse.Context.Command() != "" {
+			fmt.Fprintf(e.stderr, "try: inferrail %s --help\n", parse.Context.Command())
+		} else {
+			fmt.Fprintln(e.stderr, "try: inferrail --help")
+		}
+		return 2
+	}
+	if err := command.Run(); err != nil {
+		fmt.Fprintf(e.stderr, "inferrail: %v\n", err)
+		return 1
+	}
+	return 0
+}
+
+// exit unwinds to run when kong asks to exit, which it does after help. So the
+// process of a test goes on.
+type exit int
+
+func newParser(c *commands, e *env) *kong.Kong {
+	parser, err := kong.New(c,
+		kong.Name("inferrail"),
+		kong.Description("Routes OpenAI traffic to self-hosted LLM engines; the kernel streams the answers."),
+		kong.Writers(e.stdout, e.stderr),
+		kong.Exit(func(code int) { panic(exit(code)) }),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
+		kong.BindTo(context.Background(), (*context.Context)(nil)),
+		kong.Bind(e))
+	if err != nil {
+		panic("BUG: the grammar of the command line: " + err.Error())
+	}
+	return parser
+}
+
+// interrupted returns a context that ends with the first signal. For commands
+// that have nothing to drain.
+func (e *env) interrupted(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		select {
+		case <-e.signals:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, cancel
+}

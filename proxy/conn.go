@@ -1,0 +1,424 @@
+package proxy
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/valyala/fasthttp"
+	"golang.org/x/sys/unix"
+)
+
+// conn is one client connection and the goroutine that serves it: await, read,
+// exchange, repeat. The goroutine alone reads the client and alone closes it;
+// while a response is relayed a shard's thread writes to the client's
+// descriptor, which is why relay.stop comes before close.
+//
+// The goroutine waits in one place only, wait, and always for the client's
+// next byte: so a client that leaves is noticed in whatever phase. Whoever else
+// has news for the goroutine calls wake, which lets that read time out.
+type conn struct {
+	s   *Server
+	tcp *net.TCPConn
+	fd  int // tcp's, valid until the goroutine closes it
+	br  *bufio.Reader
+	req fasthttp.Request
+	x   exchange
+
+	// handle names the client's socket to the kernel programs; when it is 0,
+	// why says why its responses are never spliced.
+	entered bool
+	handle  uint32
+	why     string
+
+	// until is the time given to expect.
+	until time.Time
+
+	mu    sync.Mutex    // guards the rest
+	woken bool          // wake was called since expect
+	left  bool          // the shard saw the client leave
+	idle  bool          // no request has begun
+	cut   bool          // the server wants the connection gone now
+	nudge chan struct{} // what wake does when br is full and nothing can be read
+
+	cw     *watch // of fd; nil until first needed
+	wanted uint32 // what cw is armed for
+}
+
+// smallReader is the size of a connection's first read buffer. One that needs
+// more, up to Limits.MaxHeadBytes, gets a larger one.
+const smallReader = 4 << 10
+
+func newConn(s *Server, tcp *net.TCPConn) (*conn, error) {
+	raw, err := tcp.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	c := &conn{s: s, tcp: tcp, br: bufio.NewReaderSize(tcp, smallReader), nudge: make(chan struct{}, 1)}
+	c.x.c = c
+	if err := raw.Control(func(fd uintptr) { c.fd = int(fd) }); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+func (c *conn) serve() {
+	defer c.close()
+	for c.await() {
+		if !c.x.run() {
+			return
+		}
+	}
+}
+
+// await waits for the first byte of a request. Empty lines before one are
+// skipped (RFC 9112 section 2.2).
+func (c *conn) await() bool {
+	c.mu.Lock()
+	if c.cut || c.s.draining.Load() {
+		c.mu.Unlock()
+		return false
+	}
+	c.idle = true
+	c.tcp.SetReadDeadline(time.Now().Add(c.s.limits.IdleTimeout))
+	c.mu.Unlock()
+	var b []byte
+	var err error
+	for range 32 {
+		if b, err = c.br.Peek(1); err != nil && c.beganLate() {
+			b, err = c.br.Peek(1)
+		}
+		if err != nil || b[0] != '\r' && b[0] != '\n' {
+			break
+		}
+		c.br.Discard(1)
+	}
+	c.mu.Lock()
+	c.idle = false
+	c.mu.Unlock()
+	return err == nil
+}
+
+// beganLate reports whether a request began just when the server told idle
+// connections to close: it is served. The read deadline is good again then.
+func (c *conn) beganLate() bool {
+	var b [1]byte
+	if n, _ := recv(c.fd, b[:], unix.MSG_PEEK); n <= 0 || !c.s.draining.Load() {
+		return false
+	}
+	c.expect(time.Now().Add(c.s.limits.HeadTimeout))
+	return true
+}
+
+// readHead reads one request head under an absolute deadline, so that a client
+// that drips bytes cannot extend it. why refines the failure.
+func (c *conn) readHead() (f failure, why string) {
+	c.expect(time.Now().Add(c.s.limits.HeadTimeout))
+	seen, n := 0, 0
+	for {
+		b, _ := c.br.Peek(c.br.Buffered())
+		if seen == 0 && len(b) > 0 && (b[0] < 'A' || b[0] > 'z') {
+			return badRequest, "this is not HTTP"
+		}
+		from := max(seen-3, 0)
+		if i := bytes.Index(b[from:], crlfcrlf); i >= 0 {
+			n = from + i + 4
+			break
+		}
+		// A line that ends in LF alone would let this wait for an end that
+		// the client believes to have sent.
+		for i := max(seen, 1); i < len(b); i++ {
+			if b[i] == '\n' && b[i-1] != '\r' {
+				return badRequest, "a line of the request's head does not end in CRLF"
+			}
+		}
+		seen = len(b)
+		if seen >= c.s.limits.MaxHeadBytes {
+			return headTooLarge, ""
+		}
+		if seen == c.br.Size() {
+			c.br = bufio.NewReaderSize(c.br, max(c.s.limits.MaxHeadBytes, 2*smallReader))
+			seen = 0
+			if _, err := c.br.Peek(1); err != nil {
+				return c.readFailure(err), ""
+			}
+			continue
+		}
+		if _, err := c.br.Peek(seen + 1); err != nil {
+			return c.readFailure(err), ""
+		}
+	}
+	if n > c.s.limits.MaxHeadBytes {
+		return headTooLarge, ""
+	}
+	head, _ := c.br.Peek(n)
+	if why := checkLines(head); why != "" {
+		return badRequest, why
+	}
+	c.req.Reset()
+	c.req.Header.DisableNormalizing()
+	if err := c.req.Header.Read(c.br); err != nil {
+		return badRequest, ""
+	}
+	return none, ""
+}
+
+// readFailure maps an error of reading the client.
+func (c *conn) readFailure(err error) failure {
+	if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, fasthttp.ErrTimeout) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.cut {
+			return shutDown
+		}
+		return readTimeout
+	}
+	return clientLeft
+}
+
+// readBody reads the whole body into buf and returns it. size is the
+// Content-Length, or -1 for a chunked body.
+func (c *conn) readBody(buf []byte, size int64) ([]byte, failure) {
+	c.expect(time.Now().Add(c.s.limits.BodyTimeout))
+	limit := c.s.limits.MaxBodyBytes
+	if size >= 0 {
+		// The buffer grows with what arrives, not with what is announced.
+		for int64(len(buf)) < size {
+			if len(buf) == cap(buf) {
+				grown := make([]byte, len(buf), min(max(2*int64(cap(buf)), 16<<10), size))
+				copy(grown, buf)
+				buf = grown
+			}
+			room := buf[len(buf):min(int64(cap(buf)), size)]
+			n, err := c.br.Read(room)
+			buf = buf[:len(buf)+n]
+			if err != nil {
+				return buf, c.readFailure(err)
+			}
+		}
+		return buf, none
+	}
+	// ReadBody has the buffer from here; after an error it may be gone.
+	c.req.SwapBody(buf)
+	err := c.req.ReadBody(c.br, -1, int(limit))
+	if err == nil {
+		buf = c.req.SwapBody(nil)
+		err = c.req.Header.ReadTrailer(c.br)
+		if err == io.EOF {
+			return buf, clientLeft
+		}
+	} else {
+		buf = nil
+	}
+	var small *fasthttp.ErrSmallBuffer
+	switch {
+	case err == nil:
+		return buf, none
+	case errors.Is(err, fasthttp.ErrBodyTooLarge):
+		return buf, bodyTooLarge
+	case errors.As(err, &small):
+		return buf, headTooLarge
+	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, fasthttp.ErrTimeout):
+		return buf, c.readFailure(err)
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, unix.ECONNRESET):
+		return buf, clientLeft
+	}
+	return buf, badRequest
+}
+
+// expect lets the next reads of the client last until a time and forgets earlier wake-ups. Who is going to call wake is set up after it.
+func (c *conn) expect(until time.Time) {
+	c.until = until
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.woken = false
+	select {
+	case <-c.nudge:
+	default:
+	}
+	if !c.cut {
+		c.tcp.SetReadDeadline(until)
+	}
+}
+
+// wake ends the goroutine's wait. It may be called from anywhere and says only
+// that there may be news.
+func (c *conn) wake() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.wakeLocked()
+}
+
+func (c *conn) wakeLocked() {
+	if c.woken {
+		return
+	}
+	c.woken = true
+	c.tcp.SetReadDeadline(past)
+	select {
+	case c.nudge <- struct{}{}:
+	default:
+	}
+}
+
+var past = time.Unix(1, 0)
+
+// wait returns none when wake was called since expect or the client sent
+// bytes (they stay in br), clientLeft when the client has left or half closed,
+// shutDown when the server wants the connection gone, and timeout when the
+// time given to expect has passed.
+func (c *conn) wait(timeout failure) failure {
+	_, err := c.br.Peek(c.br.Buffered() + 1)
+	if err == bufio.ErrBufferFull {
+		// No more pipelined bytes fit: wait for news of either side without
+		// reading.
+		c.mu.Lock()
+		c.watchClientLocked(c.wanted | unix.EPOLLRDHUP)
+		c.mu.Unlock()
+		return c.waitFull(timeout)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.cut:
+		return shutDown
+	case err == nil || c.woken:
+		return none
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return timeout
+	}
+	return clientLeft
+}
+
+// waitFull is wait for a client that has filled br.
+func (c *conn) waitFull(timeout failure) failure {
+	tick := time.NewTimer(time.Until(c.until))
+	defer tick.Stop()
+	select {
+	case <-c.nudge:
+	case <-tick.C:
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.cut:
+		return shutDown
+	case c.left:
+		return clientLeft
+	case c.woken:
+		return none
+	}
+	return timeout
+}
+
+// watchClientLocked has the shard watch the client's socket for events; 0 for
+// none. c.mu is held.
+func (c *conn) watchClientLocked(events uint32) {
+	if c.wanted == events {
+		return
+	}
+	if c.cw == nil {
+		c.cw = c.s.shardOf(c.fd).watch(c.fd)
+	}
+	c.wanted = events
+	if events == 0 {
+		events = unix.EPOLLONESHOT // errors are reported once, whatever is asked for
+	}
+	if err := c.cw.arm(events, c.onClient); err != nil {
+		c.left = true
+		c.wakeLocked()
+	}
+}
+
+// wantWritable has the relay told when the client's socket takes bytes again.
+func (c *conn) wantWritable(want bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	events := c.wanted &^ unix.EPOLLOUT
+	if want {
+		events |= unix.EPOLLOUT
+	}
+	if c.cw == nil && events == 0 {
+		return
+	}
+	c.watchClientLocked(events)
+}
+
+// onClient runs on the shard's thread.
+func (c *conn) onClient(_ *watch, events uint32) {
+	if events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0 {
+		c.mu.Lock()
+		c.left = true
+		c.watchClientLocked(0)
+		c.wakeLocked()
+		c.mu.Unlock()
+	}
+	if events&unix.EPOLLOUT != 0 {
+		c.x.relay.onWritable()
+	}
+}
+
+// write sends all of p within the time a client has to take an answer.
+func (c *conn) write(p []byte) error {
+	c.mu.Lock()
+	if !c.cut {
+		c.tcp.SetWriteDeadline(time.Now().Add(c.s.limits.BodyTimeout))
+	}
+	c.mu.Unlock()
+	_, err := c.tcp.Write(p)
+	return err
+}
+
+// cutNow makes every wait of the goroutine return, now and from now on.
+func (c *conn) cutNow() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.cut = true
+	c.tcp.SetDeadline(past)
+	c.woken = false
+	c.wakeLocked()
+}
+
+// closeIdle ends the wait for a request, unless one has begun.
+func (c *conn) closeIdle() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.idle {
+		c.tcp.SetReadDeadline(past)
+	}
+}
+
+// linger lets a client that is still sending read the answer: closing with
+// unread bytes would reset the connection and take the answer away.
+func (c *conn) linger() {
+	if c.tcp.CloseWrite() != nil {
+		return
+	}
+	c.expect(time.Now().Add(lingerTime))
+	io.CopyN(io.Discard, c.br, lingerBytes)
+}
+
+const (
+	lingerTime  = time.Second
+	lingerBytes = 256 << 10
+)
+
+// close ends the connection. No relay runs.
+func (c *conn) close() {
+	if c.s.joiner != nil {
+		c.s.joiner.Leave(c.handle)
+	}
+	c.mu.Lock()
+	if c.cw != nil {
+		c.cw.forget()
+		c.cw = nil
+	}
+	c.mu.Unlock()
+	c.tcp.Close()
+	c.s.remove(c)
+}

@@ -1,0 +1,221 @@
+package proxy
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// stats are the server's counters. Any goroutine may add to them.
+type stats struct {
+	accepted, running, replays atomic.Int64
+	logged, unlogged           atomic.Int64
+
+	wakeups                   atomic.Uint64
+	copiedBytes, copiedChunks atomic.Uint64
+	kernelBytes, kernelChunks atomic.Uint64
+	kernelPackets             atomic.Uint64
+
+	mu    sync.Mutex // guards tiers
+	tiers map[TierCount]uint64
+
+	requests  *prometheus.CounterVec // model, outcome
+	tokens    *prometheus.CounterVec // model, kind
+	unknown   *prometheus.CounterVec // model
+	firstByte *prometheus.HistogramVec
+	duration  *prometheus.HistogramVec
+}
+
+// TierCount is how many responses went by one tier for one reason.
+type TierCount struct {
+	Tier   string `json:"tier"`   // packet or copy
+	Reason string `json:"reason"` // why not a better tier; empty for packet
+	Count  uint64 `json:"count"`
+}
+
+// Datapath is what has carried the responses so far. GET /debug/datapath shows
+// it.
+type Datapath struct {
+	Responses []TierCount `json:"responses"`
+	// Wakeups is how often userspace was woken to read from an engine while
+	// relaying.
+	Wakeups      uint64 `json:"wakeups"`
+	CopiedChunks uint64 `json:"copied_chunks"`
+	CopiedBytes  uint64 `json:"copied_bytes"`
+	KernelChunks uint64 `json:"kernel_chunks"`
+	KernelBytes  uint64 `json:"kernel_bytes"`
+	// KernelPackets may each hold several packets of the wire.
+	KernelPackets uint64 `json:"kernel_packets"`
+	// Replays is how often a request was sent again because a reused
+	// connection had died.
+	Replays     int64 `json:"replays"`
+	Connections int   `json:"connections"`
+	Running     int64 `json:"running"`
+}
+
+func newStats() *stats {
+	seconds := []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600}
+	return &stats{
+		tiers: map[TierCount]uint64{},
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "inferrail_requests_total",
+			Help: "Requests finished, by model and how they ended."}, []string{"model", "outcome"}),
+		tokens: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "inferrail_tokens_total",
+			Help: "Tokens as the engines' usage counted them: prompt, completion, and cached, which is a part of prompt."}, []string{"model", "kind"}),
+		unknown: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "inferrail_responses_without_usage_total",
+			Help: "Responses that ended well and told no usage."}, []string{"model"}),
+		firstByte: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "inferrail_time_to_first_byte_seconds",
+			Help: "From the end of the request to the engine's response head.", Buckets: seconds}, []string{"model"}),
+		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "inferrail_request_duration_seconds",
+			Help: "From the first byte of the request to the end of the response.", Buckets: seconds}, []string{"model"}),
+	}
+}
+
+// finished counts an exchange that is over.
+func (s *stats) finished(x *exchange, f failure) {
+	s.running.Add(-1)
+	model := "none"
+	if x.model != nil {
+		model = x.model.Name
+	}
+	s.requests.WithLabelValues(model, f.label()).Inc()
+	if !x.passed {
+		return
+	}
+	r := &x.relay
+	s.wakeups.Add(r.wakeups)
+	s.copiedBytes.Add(r.bytes)
+	s.copiedChunks.Add(x.chunks)
+	s.kernelBytes.Add(x.kernel.Bytes)
+	s.kernelChunks.Add(x.kernel.Chunks)
+	s.kernelPackets.Add(x.kernel.Packets)
+	tier := TierCount{Tier: "copy", Reason: x.why}
+	if x.packet {
+		tier.Tier = "packet"
+	}
+	s.mu.Lock()
+	s.tiers[tier]++
+	s.mu.Unlock()
+
+	s.firstByte.WithLabelValues(model).Observe(x.ttfb.Seconds())
+	if f != none {
+		return
+	}
+	s.duration.WithLabelValues(model).Observe(sinceSeconds(x.began))
+	if x.status != 200 {
+		return
+	}
+	if u, ok := findUsage(r.tail); ok {
+		s.tokens.WithLabelValues(model, "prompt").Add(float64(u.prompt))
+		s.tokens.WithLabelValues(model, "completion").Add(float64(u.completion))
+		s.tokens.WithLabelValues(model, "cached").Add(float64(u.cached))
+	} else {
+		s.unknown.WithLabelValues(model).Inc()
+	}
+}
+
+// Datapath returns the counters of the datapath.
+func (s *Server) Datapath() Datapath {
+	t := s.stats
+	d := Datapath{
+		Responses:     []TierCount{},
+		Wakeups:       t.wakeups.Load(),
+		CopiedChunks:  t.copiedChunks.Load(),
+		CopiedBytes:   t.copiedBytes.Load(),
+		KernelChunks:  t.kernelChunks.Load(),
+		KernelBytes:   t.kernelBytes.Load(),
+		KernelPackets: t.kernelPackets.Load(),
+		Replays:       t.replays.Load(),
+		Running:       t.running.Load(),
+	}
+	t.mu.Lock()
+	for tier, n := range t.tiers {
+		tier.Count = n
+		d.Responses = append(d.Responses, tier)
+	}
+	t.mu.Unlock()
+	slices.SortFunc(d.Responses, func(a, b TierCount) int {
+		return cmp.Or(strings.Compare(b.Tier, a.Tier), strings.Compare(a.Reason, b.Reason))
+	})
+	s.mu.Lock()
+	d.Connections = len(s.conns)
+	s.mu.Unlock()
+	return d
+}
+
+func sinceSeconds(t time.Time) float64 { return time.Since(t).Seconds() }
+
+var (
+	descResponses = prometheus.NewDesc("inferrail_responses_total",
+		"Responses passed on, by the tier that carried them and why not a better one.", []string{"tier", "reason"}, nil)
+	descWakeups = prometheus.NewDesc("inferrail_relay_wakeups_total",
+		"Wake-ups of userspace to read from an engine while relaying.", nil, nil)
+	descChunks = prometheus.NewDesc("inferrail_relay_chunks_total",
+		"Chunks of response bodies passed on.", []string{"tier"}, nil)
+	descBytes = prometheus.NewDesc("inferrail_relay_bytes_total",
+		"Bytes of response bodies passed on, framing included.", []string{"tier"}, nil)
+	descReplays = prometheus.NewDesc("inferrail_replays_total",
+		"Requests sent again because a reused engine connection had died.", nil, nil)
+	descConns = prometheus.NewDesc("inferrail_client_connections",
+		"Open client connections.", nil, nil)
+	descRunning = prometheus.NewDesc("inferrail_requests_running",
+		"Requests begun and not finished.", nil, nil)
+	descAccepted = prometheus.NewDesc("inferrail_client_connections_accepted_total",
+		"Client connections accepted.", nil, nil)
+	descReplica = prometheus.NewDesc("inferrail_replica_requests_running",
+		"Requests sent to a replica and not finished.", []string{"replica"}, nil)
+)
+
+// Describe implements prometheus.Collector.
+func (s *Server) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{descResponses, descWakeups, descChunks, descBytes, descReplays,
+		descConns, descRunning, descAccepted, descReplica} {
+		ch <- d
+	}
+	for _, c := range s.stats.vectors() {
+		c.Describe(ch)
+	}
+}
+
+func (s *stats) vectors() []prometheus.Collector {
+	return []prometheus.Collector{s.requests, s.tokens, s.unknown, s.firstByte, s.duration}
+}
+
+// Collect implements prometheus.Collector.
+func (s *Server) Collect(ch chan<- prometheus.Metric) {
+	counter := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, v, labels...)
+	}
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	d := s.Datapath()
+	for _, t := range d.Responses {
+		counter(descResponses, float64(t.Count), t.Tier, t.Reason)
+	}
+	counter(descWakeups, float64(d.Wakeups))
+	counter(descChunks, float64(d.CopiedChunks), "copy")
+	counter(descChunks, float64(d.KernelChunks), "packet")
+	counter(descBytes, float64(d.CopiedBytes), "copy")
+	counter(descBytes, float64(d.KernelBytes), "packet")
+	counter(descReplays, float64(d.Replays))
+	counter(descAccepted, float64(s.stats.accepted.Load()))
+	gauge(descConns, float64(d.Connections))
+	gauge(descRunning, float64(d.Running))
+	seen := map[*Replica]bool{}
+	for _, m := range s.fleet.Load().Listed {
+		for _, r := range m.Replicas {
+			if !seen[r] {
+				seen[r] = true
+				gauge(descReplica, float64(r.InFlight()), r.ID)
+			}
+		}
+	}
+	for _, c := range s.stats.vectors() {
+		c.Collect(ch)
+	}
+}

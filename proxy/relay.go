@@ -1,0 +1,342 @@
+package proxy
+
+import (
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// relay carries the rest of one response from an engine to a client: by
+// copying on a shard's thread, or by letting the kernel carry it (Splice). It
+// is embedded in its connection's exchange and used for one response after
+// another.
+//
+// Hand-over: the goroutine fills it and calls start; from there on the two
+// descriptors are read and written only under mu while state is relaying or
+// settling. The goroutine gets them back when finished reports true or after
+// stop, and only then may close them.
+type relay struct {
+	c *conn
+
+	mu     sync.Mutex // guards the rest from start until finished or stop
+	state  relayState
+	result failure
+	up     *engineConn
+	frames Frames
+	// untilClose: the body ends with the engine's connection.
+	untilClose bool
+	// decode: the client is sent the body without its chunk framing.
+	decode bool
+	// rest is what was read and the client's socket has not taken yet, since
+	// since. While it is not empty the engine is not read: so what a client
+	// that stalls costs is bounded.
+	rest  []byte
+	since time.Time
+	// splice is nil when the response is only copied. armed: the kernel may
+	// take, or has taken, the rest.
+	splice Splice
+	armed  bool
+	// surplus: the engine sent more than the response.
+	surplus bool
+
+	tail    []byte // the body's last bytes, at most 2*TailBytes
+	wakeups uint64
+	bytes   uint64 // read by userspace
+	carried uint64 // by the kernel, as far as tail knows
+}
+
+type relayState uint8
+
+const (
+	relayOff relayState = iota
+	relaying
+	// settling: the response is over, but the client has not acknowledged
+	// what the kernel carried of it.
+	settling
+	relayDone
+)
+
+// reset makes the relay ready to be filled for a response.
+func (r *relay) reset(c *conn, up *engineConn) {
+	// A late call of onEngine or onWritable looks at state and up.
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.c, r.up = c, up
+	r.result, r.state = none, relayOff
+	r.frames, r.untilClose, r.decode = Frames{}, false, false
+	r.rest = r.rest[:0]
+	r.splice, r.armed, r.surplus = nil, false, false
+	r.tail = r.tail[:0]
+	r.wakeups, r.bytes, r.carried = 0, 0, 0
+}
+
+// start hands both descriptors to the shard. Bytes the client has not taken
+// yet are in rest.
+func (r *relay) start() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.state = relaying
+	r.goOnLocked()
+}
+
+// finished reports whether the relay is over, and how it ended.
+func (r *relay) finished() (bool, failure) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.settleLocked()
+	return r.state == relayDone, r.result
+}
+
+// stop ends the relay for reason f, unless it has finished; it returns how it
+// ended. Afterwards nothing touches the descriptors.
+func (r *relay) stop(f failure) failure {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.state != relayDone {
+		r.endLocked(f)
+	}
+	return r.result
+}
+
+// stalled reports whether the client has taken nothing for limit though
+// something waits for it.
+func (r *relay) stalled(limit time.Duration) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return (len(r.rest) > 0 || r.state == settling) && time.Since(r.since) >= limit
+}
+
+// onEngine runs on the shard's thread when the engine's socket has news.
+func (r *relay) onEngine(w *watch, events uint32) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.state != relaying || r.up.w != w {
+		return
+	}
+	r.wakeups++
+	if r.armed && !r.takeLocked() {
+		if r.state == relaying && events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0 {
+			// The kernel carries the response and the connection has broken.
+			r.endLocked(engineBroke)
+		}
+		return
+	}
+	if len(r.rest) > 0 {
+		// A broken connection is met again when reading goes on.
+		return
+	}
+	buf := w.shard.buf
+	n, errno := recv(w.fd, buf, 0)
+	switch {
+	case errno == unix.EAGAIN:
+		r.armLocked()
+	case errno != 0:
+		r.endLocked(engineBroke)
+	case n == 0 && r.untilClose:
+		r.frames.Step = StepEnd
+		r.goOnLocked()
+	case n == 0:
+		r.endLocked(engineBroke)
+	default:
+		r.forwardLocked(w.shard, buf[:n])
+	}
+}
+
+// takeLocked takes an armed response back and reports whether the engine may
+// be read.
+func (r *relay) takeLocked() bool {
+	f, hold := r.splice.Take()
+	switch hold {
+	case HeldHere:
+		r.kernelTailLocked()
+		r.frames, r.armed = f, false
+		return true
+	case HeldEnded:
+		r.kernelTailLocked()
+		r.frames.Step, r.armed = StepEnd, false
+		r.goOnLocked()
+	}
+	return false
+}
+
+// kernelTailLocked takes over the last bytes the kernel has carried, if it has
+// carried any since it was asked last.
+func (r *relay) kernelTailLocked() {
+	var buf [TailBytes]byte
+	k, tail := r.splice.Carried(buf[:0])
+	if k.Bytes == r.carried {
+		return
+	}
+	// Of an earlier part tail is known already.
+	fresh := min(uint64(len(tail)), k.Bytes-r.carried)
+	r.keepTail(tail[uint64(len(tail))-fresh:])
+	r.carried = k.Bytes
+}
+
+// forwardLocked passes p, just read from the engine, to the client. Each read
+// is forwarded at once.
+func (r *relay) forwardLocked(s *shard, p []byte) {
+	out, f := r.accept(p, &s.decoded)
+	n, errno := send(r.c.fd, out)
+	if errno != 0 && errno != unix.EAGAIN {
+		r.endLocked(clientLeft)
+		return
+	}
+	if f != none {
+		r.endLocked(f)
+		return
+	}
+	if n < len(out) {
+		r.rest = append(r.rest[:0], out[n:]...)
+		r.since = time.Now()
+		r.c.wantWritable(true)
+		// Errors only, and once: reading goes on when rest is empty.
+		if err := r.up.w.arm(unix.EPOLLONESHOT, r.onEngine); err != nil {
+			r.endLocked(engineBroke)
+		}
+		return
+	}
+	if r.frames.Ended() {
+		r.goOnLocked()
+		return
+	}
+	r.armLocked()
+}
+
+// accept advances the framing over p and returns the bytes for the client.
+func (r *relay) accept(p []byte, decoded *[]byte) (out []byte, f failure) {
+	var n int
+	var err error
+	switch {
+	case r.untilClose:
+		n, out = len(p), p
+	case r.decode:
+		*decoded, n, err = r.frames.Decode((*decoded)[:0], p)
+		out = *decoded
+	default:
+		n, err = r.frames.Advance(p)
+		out = p[:n]
+	}
+	r.bytes += uint64(n)
+	r.keepTail(p[:n])
+	if err != nil {
+		return out, engineFraming
+	}
+	r.surplus = r.surplus || n < len(p)
+	return out, none
+}
+
+func (r *relay) keepTail(p []byte) {
+	if len(p) >= TailBytes {
+		r.tail = append(r.tail[:0], p[len(p)-TailBytes:]...)
+		return
+	}
+	if len(r.tail)+len(p) > 2*TailBytes {
+		keep := TailBytes - len(p)
+		r.tail = append(r.tail[:0], r.tail[len(r.tail)-keep:]...)
+	}
+	r.tail = append(r.tail, p...)
+}
+
+// onWritable runs on a shard's thread when the client's socket takes bytes.
+func (r *relay) onWritable() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.state != relaying || len(r.rest) == 0 {
+		return
+	}
+	n, errno := send(r.c.fd, r.rest)
+	if errno == unix.EAGAIN {
+		return
+	}
+	if errno != 0 {
+		r.endLocked(clientLeft)
+		return
+	}
+	if n < len(r.rest) {
+		r.rest = r.rest[:copy(r.rest, r.rest[n:])]
+		r.since = time.Now()
+		return
+	}
+	r.rest = r.rest[:0]
+	if cap(r.rest) > keepRest {
+		r.rest = nil
+	}
+	r.c.wantWritable(false)
+	r.goOnLocked()
+}
+
+// keepRest is how large a buffer for what a client has not taken is kept for
+// its next response.
+const keepRest = 4 << 10
+
+// goOnLocked does what comes next when something has changed: wait for the
+// client, end, or read on.
+func (r *relay) goOnLocked() {
+	switch {
+	case len(r.rest) > 0:
+		r.since = time.Now()
+		r.c.wantWritable(true)
+	case r.frames.Ended():
+		r.state = settling
+		r.since = time.Now()
+		r.settleLocked()
+		if r.state == settling {
+			// An end of the engine's connection would be reported for ever.
+			_ = r.up.w.arm(unix.EPOLLONESHOT, r.onEngine)
+		}
+	default:
+		r.armLocked()
+		if err := r.up.w.arm(unix.EPOLLIN|unix.EPOLLRDHUP, r.onEngine); err != nil {
+			r.endLocked(engineBroke)
+		}
+	}
+}
+
+// settleLocked ends a response that is over once the client has acknowledged
+// what the kernel carried of it: only then may the engine's connection serve
+// another.
+func (r *relay) settleLocked() {
+	if r.state == settling && (r.splice == nil || r.splice.Settled()) {
+		r.endLocked(none)
+	}
+}
+
+// armLocked offers the rest to the kernel. Everything read has been written.
+func (r *relay) armLocked() {
+	if r.splice != nil && !r.armed {
+		r.armed = r.splice.Arm(r.frames)
+	}
+}
+
+// onChanged is called by the Joiner when the kernel's hold changed.
+func (r *relay) onChanged() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.state == relaying && r.armed && r.takeLocked() {
+		// Paused. What made it pause is read when the shard sees it.
+		r.armLocked()
+	}
+	r.settleLocked()
+}
+
+func (r *relay) endLocked(f failure) {
+	r.state, r.result = relayDone, f
+	if r.splice != nil && f != none {
+		r.splice.Stop()
+	}
+	r.c.wake()
+}
+
+// writeNow sends what the client's socket takes at once and keeps the rest.
+// Only before start.
+func (r *relay) writeNow(p []byte) failure {
+	n, errno := send(r.c.fd, p)
+	if errno != 0 && errno != syscall.EAGAIN {
+		return clientLeft
+	}
+	r.rest = append(r.rest[:0], p[n:]...)
+	return none
+}

@@ -1,0 +1,274 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Limits bound what one client or engine can take of the agent. Of each field
+// zero means the default that is named.
+type Limits struct {
+	// IdleTimeout is how long a client connection may stay without a request:
+	// 2 minutes.
+	IdleTimeout time.Duration
+	// HeadTimeout is how long a request's head may take from its first byte:
+	// 10 seconds.
+	HeadTimeout time.Duration
+	// BodyTimeout is how long a request's body may take to arrive, and an
+	// answer of the agent's own to be taken: 2 minutes.
+	BodyTimeout time.Duration
+	// RequestTimeout is how long the first byte of an engine's answer may
+	// take, from the end of the request: 10 minutes. An answer may last longer.
+	RequestTimeout time.Duration
+	// StallTimeout is how long a client may take nothing of an answer that
+	// waits for it: 10 minutes.
+	StallTimeout time.Duration
+	// MaxHeadBytes bounds a request's head: 16 KiB.
+	MaxHeadBytes int
+	// MaxBodyBytes bounds a request's body: 64 MiB.
+	MaxBodyBytes int64
+	// ConnectTimeout is how long connecting to an engine may take, the look-up
+	// of its name included: 5 seconds.
+	ConnectTimeout time.Duration
+	// UpstreamIdle is how long an unused engine connection is kept: 4 seconds,
+	// below the 5 after which uvicorn closes one.
+	UpstreamIdle time.Duration
+}
+
+func (l Limits) withDefaults() Limits {
+	duration := func(d *time.Duration, value time.Duration) {
+		if *d <= 0 {
+			*d = value
+		}
+	}
+	duration(&l.IdleTimeout, 2*time.Minute)
+	duration(&l.HeadTimeout, 10*time.Second)
+	duration(&l.BodyTimeout, 2*time.Minute)
+	duration(&l.RequestTimeout, 10*time.Minute)
+	duration(&l.StallTimeout, 10*time.Minute)
+	duration(&l.ConnectTimeout, 5*time.Second)
+	duration(&l.UpstreamIdle, 4*time.Second)
+	if l.MaxHeadBytes <= 0 {
+		l.MaxHeadBytes = 16 << 10
+	}
+	if l.MaxBodyBytes <= 0 {
+		l.MaxBodyBytes = 64 << 20
+	}
+	return l
+}
+
+// Server accepts client connections and serves their requests from the fleet
+// it was last given. Make it with New, give it a fleet, call Serve for each
+// listener, and end it with Shutdown. All methods may be called from any
+// goroutine.
+type Server struct {
+	// CopyReason says in one word why there is no Joiner; it labels the
+	// responses that are copied for that. Set it before Serve. Empty means
+	// "off".
+	CopyReason string
+
+	limits Limits
+	joiner Joiner
+	log    *slog.Logger
+	fleet  atomic.Pointer[Fleet]
+	shards []*shard
+	stats  *stats
+
+	draining atomic.Bool
+	// ctx ends when Shutdown cuts what is left.
+	ctx    context.Context
+	cancel context.CancelFunc
+
+	mu        sync.Mutex // guards the rest
+	conns     map[*conn]struct{}
+	listeners map[net.Listener]struct{}
+	running   sync.WaitGroup // of the connections' goroutines and Serve
+	stopped   chan struct{}  // closed when Shutdown has finished; nil before it
+}
+
+// ErrClosed is what Serve returns after Shutdown.
+var ErrClosed = errors.New("the server is shut down")
+
+// New makes a server that serves nothing yet. A nil joiner means that every
+// response is copied. It panics when the process can open no more descriptors.
+func New(limits Limits, joiner Joiner, log *slog.Logger) *Server {
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	s := &Server{
+		limits:    limits.withDefaults(),
+		joiner:    joiner,
+		log:       log,
+		stats:     newStats(),
+		conns:     map[*conn]struct{}{},
+		listeners: map[net.Listener]struct{}{},
+	}
+	s.fleet.Store(&Fleet{})
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	// Half of the cores relay; the rest is left to parsing and choosing.
+	for range max(1, runtime.GOMAXPROCS(0)/2) {
+		sh, err := newShard()
+		if err != nil {
+			panic(fmt.Sprintf("proxy.New: %v", err))
+		}
+		s.shards = append(s.shards, sh)
+	}
+	return s
+}
+
+// SetFleet publishes what requests can be routed to from now on. Exchanges
+// that have begun keep what they chose.
+func (s *Server) SetFleet(f *Fleet) { s.fleet.Store(f) }
+
+// shardOf spreads descriptors over the shards.
+func (s *Server) shardOf(fd int) *shard { return s.shards[fd%len(s.shards)] }
+
+// Serve accepts connections from l until Shutdown, and closes l. l must yield
+// *net.TCPConn, with Multipath TCP off: an MPTCP socket cannot be spliced.
+func (s *Server) Serve(l net.Listener) error {
+	defer l.Close()
+	s.mu.Lock()
+	if s.draining.Load() {
+		s.mu.Unlock()
+		return ErrClosed
+	}
+	s.listeners[l] = struct{}{}
+	s.running.Add(1)
+	s.mu.Unlock()
+	defer s.running.Done()
+	defer func() {
+		s.mu.Lock()
+		delete(s.listeners, l)
+		s.mu.Unlock()
+	}()
+	var pause time.Duration
+	for {
+		nc, err := l.Accept()
+		if err != nil {
+			if s.draining.Load() {
+				return ErrClosed
+			}
+			if errors.Is(err, net.ErrClosed) {
+				return err
+			}
+			// Out of descriptors, or a client gone before it was accepted.
+			pause = min(max(2*pause, 5*time.Millisecond), time.Second)
+			s.log.Warn("accept failed", "listener", l.Addr().String(), "error", err, "retry_in", pause)
+			select {
+			case <-time.After(pause):
+			case <-s.ctx.Done():
+				return ErrClosed
+			}
+			continue
+		}
+		pause = 0
+		tcp, ok := nc.(*net.TCPConn)
+		if !ok {
+			nc.Close()
+			return fmt.Errorf("listener %s yields %T, not *net.TCPConn", l.Addr(), nc)
+		}
+		c, err := newConn(s, tcp)
+		if err != nil {
+			tcp.Close()
+			continue
+		}
+		s.mu.Lock()
+		if s.draining.Load() {
+			s.mu.Unlock()
+			tcp.Close()
+			return ErrClosed
+		}
+		s.conns[c] = struct{}{}
+		s.running.Add(1)
+		s.mu.Unlock()
+		s.stats.accepted.Add(1)
+		go func() {
+			defer s.running.Done()
+			c.serve()
+		}()
+	}
+}
+
+func (s *Server) remove(c *conn) {
+	s.mu.Lock()
+	delete(s.conns, c)
+	s.mu.Unlock()
+}
+
+// Shutdown stops accepting, closes connections without a request, and lets
+// exchanges that have begun finish, their connections closing after them. When
+// ctx ends, what is left is cut and ctx's error returned. Every goroutine of
+// the server has ended when it returns. Replicas are closed by their owner,
+// afterwards.
+func (s *Server) Shutdown(ctx context.Context) error {
+	s.mu.Lock()
+	if s.stopped != nil {
+		stopped := s.stopped
+		s.mu.Unlock()
+		<-stopped
+		return nil
+	}
+	s.stopped = make(chan struct{})
+	s.draining.Store(true)
+	for l := range s.listeners {
+		l.Close()
+	}
+	for c := range s.conns {
+		c.closeIdle()
+	}
+	s.mu.Unlock()
+	defer close(s.stopped)
+
+	finished := make(chan struct{})
+	go func() {
+		s.running.Wait()
+		close(finished)
+	}()
+	var err error
+	select {
+	case <-finished:
+	case <-ctx.Done():
+		err = ctx.Err()
+		s.cancel()
+		s.mu.Lock()
+		for c := range s.conns {
+			c.cutNow()
+		}
+		s.mu.Unlock()
+		<-finished
+	}
+	s.cancel()
+	for _, sh := range s.shards {
+		sh.close()
+	}
+	return err
+}
+
+// failed reports a failure that is not the client's fault, at most once a
+// second: an engine that is down fails every request.
+func (s *Server) failed(x *exchange, f failure, cause error) {
+	now := time.Now().UnixNano()
+	last := s.stats.logged.Load()
+	if now-last < int64(time.Second) || !s.stats.logged.CompareAndSwap(last, now) {
+		s.stats.unlogged.Add(1)
+		return
+	}
+	args := []any{"failure", f.label(), "blame", failureTable[f].blame.String(), "request_id", string(x.id)}
+	if x.replica != nil {
+		args = append(args, "replica", x.replica.ID)
+	}
+	if cause != nil {
+		args = append(args, "error", cause)
+	}
+	if n := s.stats.unlogged.Swap(0); n > 0 {
+		args = append(args, "others_not_logged", n)
+	}
+	s.log.Warn("exchange failed", args...)
+}

@@ -1,0 +1,345 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// upstream is a replica's idle connections and what is known of its address.
+// The zero value has none and resolves at the first dial.
+type upstream struct {
+	mu     sync.Mutex // guards the rest
+	idle   []*engineConn
+	timer  *time.Timer // closes connections that have been idle too long
+	closed bool
+
+	addrs    []netip.AddrPort
+	resolved time.Time // zero: addrs never expire
+}
+
+// resolveEvery is how long a looked-up address is used.
+const resolveEvery = 10 * time.Second
+
+// NewReplica makes the endpoint of an engine at rawURL, for example
+// http://10.0.0.10:8000 or http://host:8000/prefix.
+func NewReplica(slot int, id string, rawURL string) (*Replica, error) {
+	u, err := url.Parse(rawURL)
+	if err != nil {
+		return nil, fmt.Errorf("replica %s: %w", id, err)
+	}
+	switch {
+	case u.Scheme != "http":
+		return nil, fmt.Errorf("replica %s: the URL %q does not start with http://", id, rawURL)
+	case u.Hostname() == "":
+		return nil, fmt.Errorf("replica %s: the URL %q names no host", id, rawURL)
+	case u.User != nil || u.RawQuery != "" || u.Fragment != "":
+		return nil, fmt.Errorf("replica %s: the URL %q has more than host, port and path", id, rawURL)
+	case id == "" || strings.ContainsFunc(id, func(r rune) bool { return r < ' ' || r > '~' }):
+		return nil, fmt.Errorf("replica %q: an id is printable ASCII", id)
+	}
+	port := u.Port()
+	if port == "" {
+		port = "80"
+	}
+	r := &Replica{
+		Slot:     slot,
+		ID:       id,
+		Addr:     net.JoinHostPort(u.Hostname(), port),
+		Host:     u.Host,
+		BasePath: strings.TrimRight(u.EscapedPath(), "/"),
+	}
+	if addr, err := netip.ParseAddrPort(r.Addr); err == nil {
+		r.upstream.addrs = []netip.AddrPort{addr}
+	}
+	return r, nil
+}
+
+// Close closes the replica's idle connections. Those in use are closed when
+// their exchange ends.
+func (r *Replica) Close() {
+	u := &r.upstream
+	u.mu.Lock()
+	u.closed = true
+	idle := u.idle
+	u.idle = nil
+	if u.timer != nil {
+		u.timer.Stop()
+	}
+	u.mu.Unlock()
+	for _, e := range idle {
+		e.close()
+	}
+}
+
+// engineConn is one connection to an engine. It is owned by the exchange that
+// dialled it or took it from the idle stack, until that one closes it or puts
+// it back. Its descriptor is not on Go's netpoller.
+type engineConn struct {
+	s       *Server
+	replica *Replica
+	fd      int
+	w       *watch
+	// handle names the socket to the kernel programs; when it is 0, why says
+	// why it never can be spliced.
+	handle uint32
+	why    string
+	// reused: it has served a request before.
+	reused bool
+	idled  time.Time
+}
+
+// close closes the connection in order: the engine reads what was sent.
+func (e *engineConn) close() {
+	if e.s.joiner != nil {
+		e.s.joiner.Leave(e.handle)
+	}
+	e.w.forget()
+	unix.Close(e.fd)
+}
+
+// abort closes the connection with a reset, which an engine takes as its
+// client's leaving even if it is not reading.
+func (e *engineConn) abort() {
+	_ = unix.SetsockoptLinger(e.fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+	e.close()
+}
+
+// take returns an idle connection that looks alive, the one used last, or nil.
+func (r *Replica) take() *engineConn {
+	u := &r.upstream
+	for {
+		u.mu.Lock()
+		n := len(u.idle)
+		if n == 0 {
+			u.mu.Unlock()
+			return nil
+		}
+		e := u.idle[n-1]
+		u.idle[n-1] = nil
+		u.idle = u.idle[:n-1]
+		u.mu.Unlock()
+		// An idle connection has nothing to read: neither an end nor bytes
+		// that nobody asked for.
+		var b [1]byte
+		if _, errno := recv(e.fd, b[:], unix.MSG_PEEK); errno == unix.EAGAIN {
+			e.reused = true
+			return e
+		}
+		e.close()
+	}
+}
+
+// put keeps a connection whose response was read to its end.
+func (e *engineConn) put() {
+	u := &e.replica.upstream
+	e.idled = time.Now()
+	u.mu.Lock()
+	if u.closed {
+		u.mu.Unlock()
+		e.close()
+		return
+	}
+	u.idle = append(u.idle, e)
+	if len(u.idle) == 1 {
+		if u.timer == nil {
+			u.timer = time.AfterFunc(e.s.limits.UpstreamIdle, e.replica.expire(e.s.limits.UpstreamIdle))
+		} else {
+			u.timer.Reset(e.s.limits.UpstreamIdle)
+		}
+	}
+	// Armed under mu, so that whoever takes it arms it afterwards.
+	err := e.w.arm(unix.EPOLLIN|unix.EPOLLRDHUP|unix.EPOLLONESHOT, e.replica.idleEvent)
+	u.mu.Unlock()
+	if err != nil {
+		e.replica.idleEvent(e.w, 0)
+	}
+}
+
+// idleEvent closes an idle connection that the engine has closed or written to.
+func (r *Replica) idleEvent(w *watch, _ uint32) {
+	u := &r.upstream
+	u.mu.Lock()
+	var found *engineConn
+	for i, e := range u.idle {
+		if e.w == w {
+			found = e
+			u.idle = append(u.idle[:i], u.idle[i+1:]...)
+			break
+		}
+	}
+	u.mu.Unlock()
+	if found != nil {
+		found.close()
+	}
+}
+
+// expire closes what has been idle for limit. The stack's oldest are at its
+// bottom.
+func (r *Replica) expire(limit time.Duration) func() {
+	return func() {
+		u := &r.upstream
+		now := time.Now()
+		u.mu.Lock()
+		k := 0
+		for k < len(u.idle) && now.Sub(u.idle[k].idled) >= limit {
+			k++
+		}
+		old := append([]*engineConn(nil), u.idle[:k]...)
+		u.idle = append(u.idle[:0], u.idle[k:]...)
+		if len(u.idle) > 0 && !u.closed {
+			u.timer.Reset(limit - now.Sub(u.idle[0].idled))
+		}
+		u.mu.Unlock()
+		for _, e := range old {
+			e.close()
+		}
+	}
+}
+
+// addresses returns where to dial. Looking a name up may take until ctx ends.
+func (r *Replica) addresses(ctx context.Context) ([]netip.AddrPort, error) {
+	u := &r.upstream
+	u.mu.Lock()
+	addrs, resolved := u.addrs, u.resolved
+	u.mu.Unlock()
+	if len(addrs) > 0 && (resolved.IsZero() || time.Since(resolved) < resolveEvery) {
+		return addrs, nil
+	}
+	host, port, err := net.SplitHostPort(r.Addr)
+	if err != nil {
+		return nil, err
+	}
+	number, err := net.DefaultResolver.LookupPort(ctx, "tcp", port)
+	if err != nil {
+		return nil, err
+	}
+	ips, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	if err != nil {
+		if len(addrs) > 0 {
+			return addrs, nil // an old answer is better than none
+		}
+		return nil, err
+	}
+	addrs = nil
+	for _, ip := range ips {
+		addrs = append(addrs, netip.AddrPortFrom(ip.Unmap(), uint16(number)))
+	}
+	u.mu.Lock()
+	u.addrs, u.resolved = addrs, time.Now()
+	u.mu.Unlock()
+	return addrs, nil
+}
+
+// dial opens a connection to the replica for the exchange of c, which watches
+// its client meanwhile. cause is what connecting failed with.
+func (c *conn) dial(r *Replica, until time.Time) (e *engineConn, f failure, cause error) {
+	limit := time.Now().Add(c.s.limits.ConnectTimeout)
+	if limit.After(until) {
+		limit = until
+	}
+	ctx, cancel := context.WithDeadline(c.s.ctx, limit)
+	addrs, err := r.addresses(ctx)
+	cancel()
+	if err != nil {
+		if errors.Is(err, context.DeadlineExceeded) {
+			return nil, connectTimeout, err
+		}
+		return nil, connectFailed, err
+	}
+	f, cause = connectFailed, errors.New("the name has no address")
+	for _, addr := range addrs[:min(len(addrs), 3)] {
+		e, f, cause = c.dialAddr(r, addr, limit)
+		if f == none || f == clientLeft || f == shutDown {
+			return e, f, cause
+		}
+	}
+	return nil, f, cause
+}
+
+func (c *conn) dialAddr(r *Replica, addr netip.AddrPort, limit time.Time) (*engineConn, failure, error) {
+	var sa unix.Sockaddr
+	family := unix.AF_INET
+	if addr.Addr().Is4() || addr.Addr().Is4In6() {
+		sa = &unix.SockaddrInet4{Port: int(addr.Port()), Addr: addr.Addr().Unmap().As4()}
+	} else {
+		family = unix.AF_INET6
+		six := &unix.SockaddrInet6{Port: int(addr.Port()), Addr: addr.Addr().As16()}
+		if zone := addr.Addr().Zone(); zone != "" {
+			if iface, err := net.InterfaceByName(zone); err == nil {
+				six.ZoneId = uint32(iface.Index)
+			}
+		}
+		sa = six
+	}
+	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, connectFailed, fmt.Errorf("socket: %w", err)
+	}
+	// From here on the descriptor belongs to e.
+	e := &engineConn{s: c.s, replica: r, fd: fd, w: c.s.shardOf(fd).watch(fd)}
+	for _, o := range [...]struct{ level, name, value int }{
+		{unix.IPPROTO_TCP, unix.TCP_NODELAY, 1},
+		{unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1},
+		{unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, 15},
+		{unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, 15},
+		{unix.IPPROTO_TCP, unix.TCP_KEEPCNT, 9},
+	} {
+		if err := unix.SetsockoptInt(fd, o.level, o.name, o.value); err != nil {
+			e.close()
+			return nil, connectFailed, fmt.Errorf("setsockopt: %w", err)
+		}
+	}
+	err = unix.Connect(fd, sa)
+	for err == unix.EINPROGRESS || err == unix.EINTR {
+		switch f := c.waitEngine(e, unix.EPOLLOUT, limit); f {
+		case none:
+		case engineTimeout:
+			e.close()
+			return nil, connectTimeout, fmt.Errorf("connect %s: timed out", addr)
+		default:
+			e.close()
+			return nil, f, nil
+		}
+		var code int
+		if code, err = unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR); err == nil && code != 0 {
+			err = unix.Errno(code)
+		}
+		if err == nil {
+			// No error may also mean that nothing has happened yet.
+			if _, err = unix.Getpeername(fd); err == unix.ENOTCONN {
+				err = unix.EINPROGRESS
+			}
+		}
+	}
+	if err != nil {
+		e.close()
+		if err == unix.ETIMEDOUT {
+			return nil, connectTimeout, fmt.Errorf("connect %s: %w", addr, err)
+		}
+		return nil, connectFailed, fmt.Errorf("connect %s: %w", addr, err)
+	}
+	if c.s.joiner != nil {
+		e.handle, e.why = c.s.joiner.Enter(fd, r.Slot)
+	}
+	return e, none, nil
+}
+
+// waitEngine waits until the engine's socket shows one of events, the client
+// leaves, or limit passes (engineTimeout). It may return none early: callers
+// try and wait again.
+func (c *conn) waitEngine(e *engineConn, events uint32, limit time.Time) failure {
+	c.expect(limit)
+	if err := e.w.armWake(events|unix.EPOLLRDHUP, c); err != nil {
+		return engineDied
+	}
+	return c.wait(engineTimeout)
+}

@@ -1,0 +1,117 @@
+package simulator
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Config is how a simulated engine is set up. Its tags are read by the command
+// line; flags that vLLM has too are named as there. A field that is zero means
+// its default.
+type Config struct {
+	Host string `yaml:"host" name:"host" default:"127.0.0.1" help:"Address to listen on."`
+	// Port 0 is any free port.
+	Port int `yaml:"port" name:"port" default:"8000" help:"Port to listen on."`
+	// ServedModelName are the names the model answers to. Responses carry the
+	// first. Default: sim.
+	ServedModelName []string `yaml:"served_model_name" name:"served-model-name" default:"sim" help:"Name of the model, repeatable for aliases."`
+	MaxModelLen     int      `yaml:"max_model_len" name:"max-model-len" default:"32768" help:"Most tokens of a prompt and its answer."`
+	MaxNumSeqs      int      `yaml:"max_num_seqs" name:"max-num-seqs" default:"256" help:"Most sequences that run at the same time; others wait."`
+	// APIKey, when not empty, must be sent as bearer token to /v1.
+	APIKey            string `yaml:"api_key" name:"api-key" help:"Key that requests to /v1 must carry."`
+	BlockSize         int    `yaml:"block_size" name:"block-size" default:"16" help:"Tokens of a KV cache block."`
+	NumGPUBlocks      int    `yaml:"num_gpu_blocks_override" name:"num-gpu-blocks-override" default:"16384" help:"Blocks of the KV cache."`
+	TimeoutKeepAliveS int    `yaml:"timeout_keep_alive" name:"timeout-keep-alive" default:"5" help:"Seconds until an idle connection is closed; negative is never."`
+
+	// PrefillA, PrefillB and PrefillD are Latency's A, B and D. The defaults
+	// are used when all three are 0.
+	PrefillA float64 `yaml:"prefill_a" name:"prefill-a" default:"60" help:"Microseconds of prefill for each uncached prompt token."`
+	PrefillB float64 `yaml:"prefill_b" name:"prefill-b" default:"0.002" help:"Microseconds of attention for each uncached token and each token before it."`
+	PrefillD float64 `yaml:"prefill_d" name:"prefill-d" default:"5000" help:"Microseconds of prefill for each request."`
+	// TimePerOutputToken is the time from one token to the next.
+	TimePerOutputToken  time.Duration `yaml:"time_per_output_token" name:"time-per-output-token" default:"10ms" help:"Time from one output token to the next."`
+	DefaultOutputTokens int           `yaml:"default_output_tokens" name:"default-output-tokens" default:"128" help:"Tokens of a chat answer whose request sets no limit."`
+	// ZeroLatency ignores all of the model's times.
+	ZeroLatency bool   `yaml:"zero_latency" name:"zero-latency" help:"Answer as fast as possible."`
+	Seed        uint64 `yaml:"seed" name:"seed" default:"0" help:"Seed of the generated text."`
+
+	// Created, when not 0, stands as the time in every answer, so that
+	// answers to equal requests are equal. It has no flag.
+	Created int64 `yaml:"-" kong:"-"`
+
+	Faults Faults `yaml:"faults" embed:"" prefix:"fault-"`
+}
+
+// complete fills in defaults and reports every value that cannot be used.
+func (c *Config) complete() error {
+	if c.Host == "" {
+		c.Host = "127.0.0.1"
+	}
+	if len(c.ServedModelName) == 0 {
+		c.ServedModelName = []string{"sim"}
+	}
+	setDefault(&c.MaxModelLen, 32768)
+	setDefault(&c.MaxNumSeqs, 256)
+	setDefault(&c.BlockSize, 16)
+	setDefault(&c.NumGPUBlocks, 16384)
+	setDefault(&c.TimeoutKeepAliveS, 5)
+	setDefault(&c.DefaultOutputTokens, 128)
+	setDefault(&c.TimePerOutputToken, 10*time.Millisecond)
+	if c.PrefillA == 0 && c.PrefillB == 0 && c.PrefillD == 0 {
+		c.PrefillA, c.PrefillB, c.PrefillD = 60, 0.002, 5000
+	}
+
+	var errs []error
+	atLeast := func(name string, value, least int) {
+		if value < least {
+			errs = append(errs, fmt.Errorf("%s must be at least %d, got %d", name, least, value))
+		}
+	}
+	if c.Port < 0 || c.Port > 65535 {
+		errs = append(errs, fmt.Errorf("port must be between 0 and 65535, got %d", c.Port))
+	}
+	for _, name := range c.ServedModelName {
+		if name == "" {
+			errs = append(errs, errors.New("served-model-name must not be empty"))
+		}
+	}
+	atLeast("max-model-len", c.MaxModelLen, 2)
+	atLeast("max-num-seqs", c.MaxNumSeqs, 1)
+	atLeast("block-size", c.BlockSize, 1)
+	atLeast("num-gpu-blocks-override", c.NumGPUBlocks, 1)
+	atLeast("default-output-tokens", c.DefaultOutputTokens, 1)
+	if !(c.PrefillA >= 0 && c.PrefillB >= 0 && c.PrefillD >= 0) {
+		errs = append(errs, fmt.Errorf("prefill-a, -b and -d must not be negative, got %v, %v and %v", c.PrefillA, c.PrefillB, c.PrefillD))
+	}
+	if c.TimePerOutputToken < 0 {
+		errs = append(errs, fmt.Errorf("time-per-output-token must not be negative, got %v", c.TimePerOutputToken))
+	}
+	if err := c.Faults.check(); err != nil {
+		errs = append(errs, fmt.Errorf("fault: %w", err))
+	}
+	return errors.Join(errs...)
+}
+
+func setDefault[T int | time.Duration](field *T, value T) {
+	if *field == 0 {
+		*field = value
+	}
+}
+
+// latency returns the model's times.
+func (c *Config) latency() Latency {
+	if c.ZeroLatency {
+		return Latency{}
+	}
+	return Latency{A: c.PrefillA, B: c.PrefillB, D: c.PrefillD, PerToken: c.TimePerOutputToken}
+}
+
+// version is the release of vLLM whose behaviour is simulated.
+const version = "0.31.0"
+
+// fingerprint returns what answers carry as system_fingerprint: the version
+// and a number of the configuration.
+func (c *Config) fingerprint() string {
+	return fmt.Sprintf("vllm-%s-%08x", version, uint32(mix(c.Seed^hashText(c.ServedModelName[0]))))
+}

@@ -1,0 +1,349 @@
+package simulator
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+	"time"
+)
+
+// exchange is one generating request and its answer. It lives on the goroutine
+// that serves the connection; the engine holds its sequences from arrive to
+// depart.
+type exchange struct {
+	s    *Server
+	w    http.ResponseWriter
+	http *http.ResponseController
+	// ctx ends when the client leaves or the server closes.
+	ctx     context.Context
+	conn    *conn
+	req     *request
+	*answer // nil for a raw body
+
+	arrived time.Duration
+	timer   *time.Timer
+	// wake holds a token when another request's departure moved the plan of
+	// one of this exchange's sequences.
+	wake chan struct{}
+	buf  []byte
+}
+
+// maxRequestBytes bounds a request's body.
+const maxRequestBytes = 256 << 20
+
+// generate serves POST /v1/chat/completions and /v1/completions.
+func (s *Server) generate(a api) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		body, err := readBody(w, r)
+		if err != nil {
+			writeError(w, err)
+			return
+		}
+		req, err := parseRequest(&s.cfg, a, body)
+		if err != nil {
+			writeError(w, err)
+			return
+		}
+		s.serve(w, r, req)
+	}
+}
+
+// readBody reads the body to its end: only then does net/http watch for the
+// client's leaving.
+func readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxRequestBytes))
+	if err == nil {
+		return body, nil
+	}
+	status := http.StatusBadRequest
+	if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
+		status = http.StatusRequestEntityTooLarge
+	}
+	return nil, &apiError{status, http.StatusText(status), "", "cannot read the request's body: " + err.Error()}
+}
+
+// serve takes a checked request to the end of its answer.
+func (s *Server) serve(w http.ResponseWriter, r *http.Request, req *request) {
+	x := &exchange{
+		s: s, w: w, http: http.NewResponseController(w),
+		ctx: r.Context(), conn: connOf(r.Context()), req: req,
+		arrived: s.now(), timer: time.NewTimer(time.Hour), wake: make(chan struct{}, 1),
+	}
+	x.timer.Stop()
+	x.conn.split = 0
+	s.running.Add(1)
+	complete := false
+	defer func() {
+		s.running.Add(-1)
+		if complete {
+			s.finished.Add(1)
+		} else {
+			s.aborted.Add(1)
+		}
+	}()
+
+	// A write that waits for a client who reads nothing must end when that
+	// client leaves, too.
+	defer context.AfterFunc(x.ctx, func() { _ = x.conn.SetWriteDeadline(time.Unix(1, 0)) })()
+
+	if req.raw != nil {
+		complete = x.rawBody()
+		return
+	}
+	if req.faults.SplitWrites {
+		x.conn.split = s.nextSplit()
+	}
+	x.answer = newAnswer(&s.cfg, req, requestID(r), s.created())
+	x.arrive()
+	defer func() { x.depart(complete) }()
+	if !x.pause(time.Duration(req.faults.HeadDelayUS) * time.Microsecond) {
+		return
+	}
+	if req.stream {
+		complete = x.stream()
+	} else {
+		complete = x.body()
+	}
+}
+
+// arrive enters the sequences into the engine.
+func (x *exchange) arrive() {
+	x.s.mu.Lock()
+	defer x.s.mu.Unlock()
+	now := x.s.now()
+	for i := range x.choices {
+		seq := &x.choices[i].seq
+		seq.wake = x.wake
+		x.s.engine.Arrive(seq, now)
+	}
+	x.s.metrics.arrived(x.answer)
+}
+
+// depart takes the sequences out of the engine and wakes the exchanges whose
+// turn comes earlier now.
+func (x *exchange) depart(complete bool) {
+	x.s.mu.Lock()
+	defer x.s.mu.Unlock()
+	now := x.s.now()
+	for i := range x.choices {
+		x.s.moved = x.s.engine.Depart(&x.choices[i].seq, now, x.s.moved[:0])
+		for _, m := range x.s.moved {
+			select {
+			case m.wake <- struct{}{}:
+			default:
+			}
+		}
+	}
+	clear(x.s.moved)
+	reason := "abort"
+	if complete {
+		reason = x.req.finish
+	}
+	x.s.metrics.success.WithLabelValues(reason).Add(float64(len(x.choices)))
+}
+
+// stream sends the answer as server-sent events and reports whether it was
+// sent to its end. Each event is written and flushed by itself: one chunk, and
+// at most one token.
+func (x *exchange) stream() bool {
+	x.w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
+	x.w.WriteHeader(http.StatusOK)
+	if !x.req.faults.HeadWithToken && x.http.Flush() != nil {
+		return false
+	}
+	total := len(x.choices) * x.req.output
+	for tokens := 0; ; tokens++ {
+		if x.req.faults.Break != "" && tokens == x.req.faults.BreakAfter {
+			x.breakOff(x.req.faults.Break)
+			return false
+		}
+		if tokens == total {
+			break
+		}
+		i := x.nextToken()
+		if i < 0 {
+			return false
+		}
+		if tokens == 0 && x.req.api == chat {
+			for j := range x.choices {
+				if !x.send(x.appendRole(x.buf[:0], j)) {
+					return false
+				}
+			}
+		}
+		if !x.send(x.appendToken(x.buf[:0], i)) {
+			return false
+		}
+		x.s.metrics.token(x, &x.choices[i], x.s.now())
+	}
+	if x.req.usage && !x.send(x.appendUsageEvent(x.buf[:0])) {
+		return false
+	}
+	return x.send(append(x.buf[:0], done...))
+}
+
+// send writes and flushes one event and keeps its memory for the next.
+func (x *exchange) send(event []byte) bool {
+	x.buf = event
+	if _, err := x.w.Write(event); err != nil {
+		return false
+	}
+	return x.http.Flush() == nil
+}
+
+// nextToken waits until a token is ready and returns its choice, or -1 if the
+// client left before. Of several that are ready it is the one due first.
+func (x *exchange) nextToken() int {
+	for {
+		i, due := x.earliest()
+		ready, ok := x.until(due)
+		if !ok {
+			return -1
+		}
+		if ready {
+			return i
+		}
+	}
+}
+
+// earliest returns the choice whose next token is due first, and when.
+func (x *exchange) earliest() (int, time.Duration) {
+	best, due := -1, time.Duration(0)
+	for i := range x.choices {
+		c := &x.choices[i]
+		if c.sent == x.req.output {
+			continue
+		}
+		if c.sent == 0 {
+			// It may still be moved earlier.
+			x.s.mu.Lock()
+			c.first = c.seq.First
+			x.s.mu.Unlock()
+		}
+		t := c.first + time.Duration(c.sent)*x.s.latency.PerToken
+		if best < 0 || t < due || t == due && c.sent < x.choices[best].sent {
+			best, due = i, t
+		}
+	}
+	return best, due
+}
+
+// until waits for the time due. It reports ready when that has come, not ready
+// when a plan has changed before, and not ok when the client has left.
+func (x *exchange) until(due time.Duration) (ready, ok bool) {
+	if x.ctx.Err() != nil {
+		return false, false
+	}
+	d := due - x.s.now()
+	if d <= 0 || x.s.cfg.ZeroLatency {
+		return true, true
+	}
+	x.timer.Reset(d)
+	select {
+	case <-x.timer.C:
+		return true, true
+	case <-x.wake:
+		return false, true
+	case <-x.ctx.Done():
+		return false, false
+	}
+}
+
+// pause waits for d and reports false if the client left before.
+func (x *exchange) pause(d time.Duration) bool {
+	if d > 0 {
+		x.timer.Reset(d)
+		select {
+		case <-x.timer.C:
+		case <-x.ctx.Done():
+		}
+	}
+	return x.ctx.Err() == nil
+}
+
+// breakOff ends an answer in the middle, as Faults.Break says. It returns only
+// for "stall", when the client has left.
+func (x *exchange) breakOff(how string) {
+	if how == "stall" {
+		<-x.ctx.Done()
+		return
+	}
+	if how == "rst" {
+		x.conn.resetOnClose()
+	}
+	panic(http.ErrAbortHandler)
+}
+
+// body sends the answer in one piece when its last token is ready, and reports
+// whether it was sent.
+func (x *exchange) body() bool {
+	for {
+		ready, ok := x.until(x.end())
+		if !ok {
+			return false
+		}
+		if ready {
+			break
+		}
+	}
+	x.s.metrics.whole(x)
+	x.buf = x.appendPaddedBody(x.buf[:0])
+	x.w.Header().Set("Content-Type", "application/json")
+	x.w.Header().Set("Content-Length", strconv.Itoa(len(x.buf)))
+	if f := x.req.faults; f.Break != "" && f.BreakAfter < len(x.buf) {
+		if f.BreakAfter > 0 {
+			x.send(x.buf[:f.BreakAfter])
+		}
+		x.breakOff(f.Break)
+		return false
+	}
+	return x.send(x.buf)
+}
+
+// end returns when the last token of the last choice is ready.
+func (x *exchange) end() time.Duration {
+	x.s.mu.Lock()
+	defer x.s.mu.Unlock()
+	end := time.Duration(0)
+	for i := range x.choices {
+		end = max(end, x.choices[i].seq.End)
+	}
+	return end
+}
+
+// rawBody sends what Raw asks for and reports whether all was sent. The engine
+// has no part in it.
+func (x *exchange) rawBody() bool {
+	raw := x.req.raw
+	if raw.Split {
+		x.conn.split = 1 | mix(raw.Seed)
+	}
+	if raw.Length == "fixed" {
+		total := 0
+		for i := range raw.Chunks {
+			total += raw.size(i)
+		}
+		x.w.Header().Set("Content-Type", "application/octet-stream")
+		x.w.Header().Set("Content-Length", strconv.Itoa(total))
+	} else {
+		x.w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
+	}
+	x.w.WriteHeader(http.StatusOK)
+	if x.http.Flush() != nil {
+		return false
+	}
+	for i := 0; ; i++ {
+		if raw.Break != "" && i == raw.BreakAfter {
+			x.breakOff(raw.Break)
+			return false
+		}
+		if i == raw.Chunks {
+			return true
+		}
+		if !x.pause(time.Duration(raw.IntervalUS)*time.Microsecond) || !x.send(raw.appendPiece(x.buf[:0], i)) {
+			return false
+		}
+	}
+}

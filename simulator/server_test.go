@@ -1,0 +1,628 @@
+package simulator
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/datadriven"
+)
+
+// start returns a server that ends with the test.
+func start(t testing.TB, cfg Config) *Server {
+	t.Helper()
+	s, err := Start(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Errorf("close: %v", err)
+		}
+	})
+	return s
+}
+
+// client returns a client with connections of its own, closed with the test.
+func client(t testing.TB) *http.Client {
+	transport := &http.Transport{MaxIdleConnsPerHost: 1000}
+	t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{Transport: transport, Timeout: 20 * time.Second}
+}
+
+func post(t testing.TB, c *http.Client, s *Server, path, body string) *http.Response {
+	t.Helper()
+	req, err := http.NewRequest("POST", s.URL()+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("X-Request-Id", "test")
+	res, err := c.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { res.Body.Close() })
+	return res
+}
+
+func readAll(t testing.TB, res *http.Response) []byte {
+	t.Helper()
+	body, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Fatalf("after %d bytes: %v", len(body), err)
+	}
+	return body
+}
+
+// eventually waits until what holds.
+func eventually(t testing.TB, within time.Duration, what string, holds func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(within)
+	for !holds() {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %v: %s", within, what)
+		}
+		time.Sleep(100 * time.Microsecond)
+	}
+}
+
+// TestHTTP compares whole answers byte for byte. The chunked ones are shown as
+// the chunks that arrived, one a line.
+func TestHTTP(t *testing.T) {
+	datadriven.Walk(t, "testdata/http", func(t *testing.T, path string) {
+		s := start(t, Config{ZeroLatency: true, Created: 1700000000, ServedModelName: []string{"m", "alias"},
+			MaxModelLen: 1000, DefaultOutputTokens: 3, APIKey: "k"})
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			target, headers := d.CmdArgs[0].Key, ""
+			for _, arg := range d.CmdArgs[1:] {
+				headers += arg.Key + ": " + arg.Vals[0] + "\r\n"
+			}
+			if !d.HasArg("Authorization") {
+				headers += "Authorization: Bearer k\r\n"
+			}
+			return rawExchange(t, s, fmt.Sprintf("%s %s HTTP/1.1\r\nHost: sim\r\nX-Request-Id: r\r\n%sContent-Length: %d\r\nConnection: close\r\n\r\n%s",
+				d.Cmd, target, headers, len(d.Input), d.Input))
+		})
+	})
+}
+
+// rawExchange sends the bytes of one request and returns the status, the
+// headers that matter and the body.
+func rawExchange(t *testing.T, s *Server, request string) string {
+	t.Helper()
+	c, err := net.Dial("tcp", s.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := io.WriteString(c, request); err != nil {
+		t.Fatal(err)
+	}
+	res := bufio.NewReader(c)
+	var out strings.Builder
+	chunked := false
+	for i := 0; ; i++ {
+		line, err := res.ReadString('\n')
+		if err != nil {
+			t.Fatal(err)
+		}
+		line = strings.TrimSpace(line)
+		if line == "" {
+			break
+		}
+		name, value, _ := strings.Cut(line, ": ")
+		switch {
+		case i == 0 || name == "Content-Type" || name == "Allow" || name == "Server":
+			out.WriteString(line + "\n")
+		case name == "Transfer-Encoding":
+			chunked = value == "chunked"
+		}
+	}
+	for chunked {
+		var size int
+		if _, err := fmt.Fscanf(res, "%x\r\n", &size); err != nil {
+			t.Fatal(err)
+		}
+		chunk := make([]byte, size+2)
+		if _, err := io.ReadFull(res, chunk); err != nil {
+			t.Fatal(err)
+		}
+		if size == 0 {
+			return out.String()
+		}
+		if !strings.HasSuffix(string(chunk), "\n\n\r\n") {
+			t.Fatalf("a chunk that is not one event: %q", chunk)
+		}
+		out.Write(chunk[:size-1])
+	}
+	body, err := io.ReadAll(res)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out.String() + string(body) + "\n"
+}
+
+// parsed is a chunk or a body as an OpenAI client reads it.
+type parsed struct {
+	ID, Object, Model string
+	Choices           []struct {
+		Index          int
+		Text           string
+		Delta, Message struct {
+			Role    string
+			Content string
+		}
+		FinishReason *string `json:"finish_reason"`
+	}
+	Usage *struct {
+		PromptTokens     int `json:"prompt_tokens"`
+		CompletionTokens int `json:"completion_tokens"`
+		TotalTokens      int `json:"total_tokens"`
+	}
+}
+
+// parseStream reads server-sent events as the official clients do.
+func parseStream(t testing.TB, r io.Reader) (events []parsed) {
+	t.Helper()
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, 4<<20)
+	for lines.Scan() {
+		data, ok := strings.CutPrefix(lines.Text(), "data: ")
+		switch {
+		case lines.Text() == "":
+		case !ok:
+			t.Fatalf("not an event: %q", lines.Text())
+		case data == "[DONE]":
+			if lines.Scan(); lines.Text() != "" || lines.Scan() {
+				t.Fatalf("after the end: %q", lines.Text())
+			}
+			return events
+		default:
+			var p parsed
+			if err := json.Unmarshal([]byte(data), &p); err != nil {
+				t.Fatalf("%q: %v", data, err)
+			}
+			events = append(events, p)
+		}
+	}
+	t.Fatalf("no [DONE] after %d events: %v", len(events), lines.Err())
+	return nil
+}
+
+func TestStreamSaysWhatIsExpected(t *testing.T) {
+	cfg := Config{ZeroLatency: true, Seed: 7, Created: 1}
+	s, c := start(t, cfg), client(t)
+	f := func(path, body string) {
+		t.Helper()
+		want, err := Expect(cfg, path, []byte(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := make([]string, len(want))
+		tokens, ended := 0, 0
+		var usage *parsed
+		for _, e := range parseStream(t, post(t, c, s, path, body).Body) {
+			if e.Usage != nil && len(e.Choices) == 0 {
+				usage = &e
+			}
+			for _, choice := range e.Choices {
+				piece := choice.Delta.Content + choice.Text
+				got[choice.Index] += piece
+				if piece != "" {
+					tokens++
+				}
+				if choice.FinishReason != nil {
+					ended++
+				}
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Fatalf("%s %s:\ngot  %q\nwant %q", path, body, got, want)
+		}
+		if ended != len(want) {
+			t.Fatalf("%s %s: %d choices ended of %d", path, body, ended, len(want))
+		}
+		if usage == nil || usage.Usage.CompletionTokens != tokens || usage.Usage.TotalTokens != usage.Usage.PromptTokens+tokens {
+			t.Fatalf("%s %s: %d tokens, usage %+v", path, body, tokens, usage)
+		}
+		whole, err := ExpectBody(cfg, path, "test", []byte(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := readAll(t, post(t, c, s, path, body)); !bytes.Equal(got, whole) {
+			t.Fatalf("%s %s:\ngot  %q\nwant %q", path, body, got, whole)
+		}
+	}
+	const tail = `"stream":true,"stream_options":{"include_usage":true}`
+	f("/v1/chat/completions", `{"messages":[{"role":"user","content":"hello"}],`+tail+`}`)
+	f("/v1/chat/completions", `{"messages":[{"role":"user","content":null}],"max_tokens":1,`+tail+`}`)
+	f("/v1/chat/completions", `{"messages":[{"role":"user","content":[{"type":"text","text":"hi"},{"type":"image_url","image_url":{"url":"data:x"}}]}],"n":3,"max_completion_tokens":5,"max_tokens":9,`+tail+`}`)
+	f("/v1/completions", `{"prompt":"once upon a time",`+tail+`}`)
+	f("/v1/completions", `{"prompt":["a","b"],"n":2,"max_tokens":4,`+tail+`}`)
+	f("/v1/completions", `{"prompt":[1,2,3],"max_tokens":200,`+tail+`}`)
+	f("/v1/completions", `{"prompt":[[1,2,3],[4]],"max_tokens":2,`+tail+`}`)
+	f("/v1/completions", `{"prompt":"padded","max_tokens":50,"vllm_xargs":{"sim":{"token_bytes":10,"token_bytes_max":5000,"split_writes":true}},`+tail+`}`)
+}
+
+func TestTimes(t *testing.T) {
+	// A prompt costs 300 ms whatever its length, a token 50 ms. Nothing comes
+	// early; how late it may be leaves room for a busy machine.
+	cfg := Config{PrefillD: 300000, TimePerOutputToken: 50 * time.Millisecond}
+	s, c := start(t, cfg), client(t)
+	const late = 150 * time.Millisecond
+	began := time.Now()
+	res := post(t, c, s, "/v1/chat/completions", `{"messages":[],"max_tokens":5,"stream":true}`)
+	if d := time.Since(began); d > late {
+		t.Errorf("head after %v, want it at once", d)
+	}
+	lines := bufio.NewReader(res.Body)
+	var at []time.Duration
+	for len(at) < 6 {
+		line, err := lines.ReadString('\n')
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.HasPrefix(line, "data: {") {
+			at = append(at, time.Since(began))
+		}
+	}
+	for i, want := range []time.Duration{300, 300, 350, 400, 450, 500} {
+		if off := at[i] - want*time.Millisecond; off < 0 || off > late {
+			t.Errorf("event %d after %v, want %d ms", i, at[i], want)
+		}
+	}
+	began = time.Now()
+	readAll(t, post(t, c, s, "/v1/chat/completions", `{"messages":[],"max_tokens":5}`))
+	if d := time.Since(began); d < 500*time.Millisecond || d > 500*time.Millisecond+late {
+		t.Errorf("whole body after %v, want 500 ms", d)
+	}
+	// An engine that holds the head back answers with it and the first token.
+	began = time.Now()
+	post(t, c, s, "/v1/chat/completions", `{"messages":[],"max_tokens":1,"stream":true,"vllm_xargs":{"sim":{"head_with_token":true}}}`)
+	if d := time.Since(began); d < 300*time.Millisecond {
+		t.Errorf("held head after %v, want 300 ms", d)
+	}
+	eventually(t, time.Second, "three finished", func() bool { return s.Finished() == 3 && s.Running() == 0 && s.Aborted() == 0 })
+}
+
+// TestClientLeaves: the slot of a client that leaves is free at once, for the
+// one that waits and in every count.
+func TestClientLeaves(t *testing.T) {
+	s := start(t, Config{PrefillD: 1000, TimePerOutputToken: time.Hour, MaxNumSeqs: 1})
+	// leave sends a request on a connection of its own.
+	leave := func(body string) net.Conn {
+		t.Helper()
+		conn, err := net.Dial("tcp", s.Addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(conn, "POST /v1/completions HTTP/1.1\r\nHost: sim\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+		return conn
+	}
+	for _, body := range []string{`{"prompt":"x","stream":true}`, `{"prompt":"x"}`} {
+		first := leave(body)
+		eventually(t, time.Second, "first runs", func() bool { return s.Load().Running == 1 })
+		second := leave(`{"prompt":"y","max_tokens":1}`)
+		eventually(t, time.Second, "second waits", func() bool { return s.Load().Waiting == 1 })
+		began := time.Now()
+		first.Close()
+		status, err := bufio.NewReader(second).ReadString('\n')
+		if err != nil || !strings.Contains(status, "200") {
+			t.Fatalf("%q, %v", status, err)
+		}
+		if d := time.Since(began); d > 500*time.Millisecond {
+			t.Errorf("the next answer came after %v, want about 1 ms", d)
+		}
+		second.Close()
+		eventually(t, time.Second, "nothing left", func() bool { return s.Running() == 0 && s.Load() == Load{} })
+	}
+	if s.Aborted() != 2 || s.Finished() != 2 {
+		t.Errorf("aborted %d, finished %d, want 2 and 2", s.Aborted(), s.Finished())
+	}
+}
+
+// TestClientReadsNothing: a client that reads nothing and then leaves does not
+// keep the server in its write.
+func TestClientReadsNothing(t *testing.T) {
+	s := start(t, Config{ZeroLatency: true})
+	conn, err := net.Dial("tcp", s.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	const body = `{"prompt":"x","stream":true,"max_tokens":30000,"vllm_xargs":{"sim":{"token_bytes":10000}}}`
+	fmt.Fprintf(conn, "POST /v1/completions HTTP/1.1\r\nHost: sim\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+	c, last := client(t), ""
+	generated := func() string {
+		res, err := c.Get(s.URL() + "/metrics")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer res.Body.Close()
+		_, rest, _ := strings.Cut(string(readAll(t, res)), "\nvllm:generation_tokens_total")
+		line, _, _ := strings.Cut(rest, "\n")
+		return line[strings.LastIndexByte(line, ' ')+1:]
+	}
+	eventually(t, 10*time.Second, "the server is blocked", func() bool {
+		time.Sleep(50 * time.Millisecond)
+		before := last
+		last = generated()
+		return last != "0" && last == before
+	})
+	if s.Running() != 1 || last == "30000" {
+		t.Fatalf("running %d after %v tokens, want one in the middle of its answer", s.Running(), last)
+	}
+	// It leaves with a FIN, so that no reset ends the write.
+	if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 2*time.Second, "aborted", func() bool { return s.Running() == 0 && s.Aborted() == 1 })
+}
+
+// TestLongTokens: an event longer than net/http's buffer is still one chunk.
+func TestLongTokens(t *testing.T) {
+	s := start(t, Config{ZeroLatency: true})
+	const body = `{"prompt":"x","stream":true,"max_tokens":3,"vllm_xargs":{"sim":{"token_bytes":100000}}}`
+	got := rawExchange(t, s, fmt.Sprintf("POST /v1/completions HTTP/1.1\r\nHost: sim\r\nContent-Length: %d\r\n\r\n%s", len(body), body))
+	if n := strings.Count(got, "data: "); n != 4 || len(got) < 300000 {
+		t.Errorf("%d events in %d bytes", n, len(got))
+	}
+}
+
+// TestManyLeave: a thousand streams, cut at once, leave nothing behind.
+func TestManyLeave(t *testing.T) {
+	before := runtime.NumGoroutine()
+	s, err := Start(Config{PrefillD: 1, TimePerOutputToken: 20 * time.Millisecond, MaxNumSeqs: 2000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const body = `{"prompt":"x","stream":true,"max_tokens":10000}`
+	conns := make([]net.Conn, 1000)
+	for i := range conns {
+		if conns[i], err = net.Dial("tcp", s.Addr()); err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(conns[i], "POST /v1/completions HTTP/1.1\r\nHost: sim\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+	}
+	eventually(t, 10*time.Second, "all run", func() bool { return s.Load().Running == len(conns) })
+	for _, c := range conns[:500] {
+		c.Close()
+	}
+	eventually(t, 5*time.Second, "half run", func() bool { return s.Running() == 500 && s.Load().Running == 500 })
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if s.Running() != 0 || s.Aborted() != len(conns) {
+		t.Errorf("running %d, aborted %d", s.Running(), s.Aborted())
+	}
+	for _, c := range conns[500:] {
+		c.Close()
+	}
+	eventually(t, 2*time.Second, "no goroutine left", func() bool { return runtime.NumGoroutine() <= before })
+}
+
+func TestFaults(t *testing.T) {
+	s, c := start(t, Config{ZeroLatency: true}), client(t)
+	// f returns what a stream of ten tokens delivers and how it ends.
+	f := func(fault string) (events int, err error) {
+		t.Helper()
+		res := post(t, c, s, "/v1/completions", `{"prompt":"x","max_tokens":10,"stream":true,"vllm_xargs":{"sim":`+fault+`}}`)
+		body, err := io.ReadAll(res.Body)
+		return bytes.Count(body, []byte("data: {")), err
+	}
+	if n, err := f(`{"break":"fin","break_after":4}`); n != 4 || !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("fin: %d events, %v", n, err)
+	}
+	if n, err := f(`{"break":"fin","break_after":10}`); n != 10 || !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("fin at the end: %d events, %v", n, err)
+	}
+	if _, err := f(`{"break":"rst","break_after":4}`); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("rst: %v", err)
+	}
+	if n, err := f(`{"break":"fin","break_after":11}`); n != 10 || err != nil {
+		t.Errorf("beyond the end: %d events, %v", n, err)
+	}
+
+	began := time.Now()
+	readAll(t, post(t, c, s, "/v1/completions", `{"prompt":"x","vllm_xargs":{"sim":{"head_delay_us":50000}}}`))
+	if d := time.Since(began); d < 50*time.Millisecond {
+		t.Errorf("delayed head after %v", d)
+	}
+
+	res := post(t, c, s, "/v1/completions", `{"prompt":"x","max_tokens":10,"stream":true,"vllm_xargs":{"sim":{"break":"stall","break_after":2}}}`)
+	lines := bufio.NewReader(res.Body)
+	for range 4 {
+		if _, err := lines.ReadString('\n'); err != nil {
+			t.Fatal(err)
+		}
+	}
+	time.Sleep(20 * time.Millisecond)
+	if s.Running() != 1 {
+		t.Fatalf("running %d, want the stalled one", s.Running())
+	}
+	res.Body.Close()
+	eventually(t, time.Second, "stalled one gone", func() bool { return s.Running() == 0 })
+
+	for _, size := range []int{10, 5000, 3 << 20} {
+		body := fmt.Sprintf(`{"messages":[],"vllm_xargs":{"sim":{"body_bytes":%d}}}`, size)
+		res := post(t, c, s, "/v1/chat/completions", body)
+		got := readAll(t, res)
+		if len(got) < size || size > 1000 && len(got) != size || int64(len(got)) != res.ContentLength || !json.Valid(got) {
+			t.Errorf("body of %d bytes, asked for %d, Content-Length %d", len(got), size, res.ContentLength)
+		}
+	}
+	res = post(t, c, s, "/v1/chat/completions", `{"messages":[],"vllm_xargs":{"sim":{"break":"fin","break_after":100}}}`)
+	if got, err := io.ReadAll(res.Body); len(got) != 100 || !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("body cut after %d bytes, %v", len(got), err)
+	}
+}
+
+// TestRaw: bytes that look like the end of a body arrive whole, however the
+// writes are cut, and the connection is used again.
+func TestRaw(t *testing.T) {
+	s, c := start(t, Config{ZeroLatency: true}), client(t)
+	fakes := 0
+	for seed := range uint64(40) {
+		raw := Raw{Seed: seed, Chunks: 50, Max: 1 + int(seed)*200, Split: seed%2 == 0, Length: []string{"chunked", "fixed", ""}[seed%3]}
+		want := AppendRaw(nil, raw)
+		fakes += bytes.Count(want, []byte("0\r\n\r\n"))
+		inBody, err := json.Marshal(map[string]any{"seed": raw.Seed, "chunks": raw.Chunks, "max": raw.Max, "split": raw.Split, "length": raw.Length})
+		if err != nil {
+			t.Fatal(err)
+		}
+		query := fmt.Sprintf("/sim/raw?seed=%d&chunks=%d&max=%d&length=%s&split=%d", raw.Seed, raw.Chunks, raw.Max, raw.Length, 1-seed%2)
+		for _, res := range []*http.Response{
+			post(t, c, s, query, ""),
+			post(t, c, s, "/v1/chat/completions", fmt.Sprintf(`{"messages":[],"vllm_xargs":{"sim_raw":%s}}`, inBody)),
+		} {
+			if got := readAll(t, res); !bytes.Equal(got, want) {
+				t.Fatalf("%+v: %d bytes arrived, want %d", raw, len(got), len(want))
+			}
+			if fixed := res.ContentLength >= 0; fixed != (raw.Length == "fixed") {
+				t.Fatalf("%+v: Content-Length %d", raw, res.ContentLength)
+			}
+		}
+	}
+	if fakes < 100 {
+		t.Errorf("only %d fake ends", fakes)
+	}
+	if s.Accepted() != 2 {
+		t.Errorf("%d connections, want the two used in turn", s.Accepted())
+	}
+}
+
+func TestRawFailure(t *testing.T) {
+	s, c := start(t, Config{}), client(t)
+	f := func(query, want string) {
+		t.Helper()
+		res := post(t, c, s, "/sim/raw?"+query, "")
+		if body := readAll(t, res); res.StatusCode != 400 || !bytes.Contains(body, []byte(want)) {
+			t.Errorf("%s: %d %s, want %s", query, res.StatusCode, body, want)
+		}
+	}
+	f("chunks=-1", "chunks")
+	f("chunks=two", "chunks")
+	f("max=0", "max at least 1")
+	f("chunks=1000000&max=1000000", "chunks times max")
+	f("length=long", "length must be chunked or fixed")
+	f("break=bang", "break must be")
+	f("interval_us=999999999999", "interval_us")
+}
+
+func TestIdleConnectionIsClosed(t *testing.T) {
+	s := start(t, Config{ZeroLatency: true, TimeoutKeepAliveS: 1})
+	conn, err := net.Dial("tcp", s.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	io.WriteString(conn, "GET /health HTTP/1.1\r\nHost: sim\r\n\r\n")
+	began := time.Now()
+	conn.SetReadDeadline(began.Add(5 * time.Second))
+	got, err := io.ReadAll(conn)
+	if d := time.Since(began); err != nil || d < 900*time.Millisecond || !strings.HasPrefix(string(got), "HTTP/1.1 200") || !strings.HasSuffix(string(got), "\r\n\r\n") {
+		t.Errorf("%q, %v after %v", got, err, d)
+	}
+}
+
+func TestMetrics(t *testing.T) {
+	s, c := start(t, Config{PrefillD: 1, TimePerOutputToken: time.Hour, BlockSize: 10, NumGPUBlocks: 10}), client(t)
+	readAll(t, post(t, c, s, "/v1/completions", `{"prompt":"one two three","max_tokens":1}`))
+	post(t, c, s, "/v1/completions", `{"prompt":[1,2,3,4,5,6,7,8,9],"stream":true}`)
+	eventually(t, time.Second, "the first token of the second", func() bool { return s.Load().Tokens == 10 })
+	eventually(t, time.Second, "its event", func() bool {
+		res, err := c.Get(s.URL() + "/metrics")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer res.Body.Close()
+		page := string(readAll(t, res))
+		if !strings.Contains(page, `vllm:generation_tokens_total{engine="0",model_name="sim"} 2`) {
+			return false
+		}
+		for _, want := range []string{
+			`vllm:num_requests_running{engine="0",model_name="sim"} 1`,
+			`vllm:num_requests_waiting{engine="0",model_name="sim"} 0`,
+			`vllm:kv_cache_usage_perc{engine="0",model_name="sim"} 0.1`,
+			`vllm:prompt_tokens_total{engine="0",model_name="sim"} 12`,
+			`vllm:request_success_total{engine="0",finished_reason="length",model_name="sim"} 1`,
+			`vllm:time_to_first_token_seconds_count{engine="0",model_name="sim"} 2`,
+			`vllm:inter_token_latency_seconds_bucket{engine="0",model_name="sim",le="0.025"} 0`,
+			`vllm:prefix_cache_queries_total{engine="0",model_name="sim"} 12`,
+			`vllm:cache_config_info{block_size="10",`,
+		} {
+			if !strings.Contains(page, want+"\n") && !strings.Contains(page, "\n"+want) {
+				t.Fatalf("no %s in\n%s", want, page)
+			}
+		}
+		return true
+	})
+}
+
+func TestManyStreams(t *testing.T) {
+	cfg := Config{PrefillD: 10, TimePerOutputToken: 5 * time.Millisecond, MaxNumSeqs: 1000}
+	s, c := start(t, cfg), client(t)
+	var all sync.WaitGroup
+	for i := range 200 {
+		all.Go(func() {
+			body := fmt.Sprintf(`{"messages":[{"role":"user","content":"%d"}],"max_tokens":20,"stream":true}`, i)
+			want, err := Expect(cfg, "/v1/chat/completions", []byte(body))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			res, err := c.Post(s.URL()+"/v1/chat/completions", "application/json", strings.NewReader(body))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer res.Body.Close()
+			got := ""
+			for _, e := range parseStream(t, res.Body) {
+				got += e.Choices[0].Delta.Content
+			}
+			if got != want[0] {
+				t.Errorf("got %q, want %q", got, want[0])
+			}
+		})
+	}
+	all.Wait()
+	eventually(t, time.Second, "all finished", func() bool { return s.Finished() == 200 && s.Load() == Load{} })
+}
+
+func TestConfigFailure(t *testing.T) {
+	f := func(cfg Config, want string) {
+		t.Helper()
+		s, err := Start(cfg)
+		if err == nil {
+			s.Close()
+		}
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %q", err, want)
+		}
+	}
+	f(Config{Port: 70000}, "port must be between 0 and 65535, got 70000")
+	f(Config{MaxNumSeqs: -1}, "max-num-seqs must be at least 1, got -1")
+	f(Config{MaxModelLen: 1, BlockSize: -1}, "block-size")
+	f(Config{PrefillA: -1}, "prefill-a")
+	f(Config{TimePerOutputToken: -1}, "time-per-output-token must not be negative")
+	f(Config{Faults: Faults{Break: "bang"}}, `break must be stall, fin or rst, not "bang"`)
+	f(Config{Host: "not an address"}, "not an address")
+	s := start(t, Config{})
+	var port int
+	fmt.Sscanf(s.Addr(), "127.0.0.1:%d", &port)
+	f(Config{Port: port}, "address already in use")
+}

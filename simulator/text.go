@@ -1,0 +1,165 @@
+package simulator
+
+import (
+	"encoding/json/jsontext"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+// longestToken is the most runes a token has.
+const longestToken = 6
+
+// nextToken returns the length in bytes of the first token of text, which must
+// not be empty. A token ends after a space, a control character or a
+// punctuation mark of ASCII, and after longestToken runes. So a boundary
+// depends only on the text to its left, and appending to a text leaves the
+// tokens before its last one as they are.
+func nextToken(text string) int {
+	i := 0
+	for range longestToken {
+		c := text[i]
+		if c < utf8.RuneSelf {
+			i++
+			letter := c|0x20 >= 'a' && c|0x20 <= 'z'
+			digit := c >= '0' && c <= '9'
+			if !letter && !digit {
+				return i
+			}
+		} else {
+			_, n := utf8.DecodeRuneInString(text[i:])
+			i += n
+		}
+		if i == len(text) {
+			break
+		}
+	}
+	return i
+}
+
+// countTokens returns how many tokens text has.
+func countTokens(text string) int {
+	n := 0
+	for text != "" {
+		text = text[nextToken(text):]
+		n++
+	}
+	return n
+}
+
+// vocabularySize is the number of token ids, a round figure of the size that
+// real models have.
+const vocabularySize = 128000
+
+// tokenID returns the number of a token. Different tokens may share one.
+func tokenID(token string) int {
+	return int(hashText(token) % vocabularySize)
+}
+
+// words is what the model can say. Each is exactly one token when it begins at
+// a token boundary, and ends at one, so that a generated text has as many
+// tokens as were generated. Some need escaping in JSON.
+var words = makeWords("a ", "an ", "and ", "are ", "as ", "at ", "back ", "be ", "by ", "can ", "case ", "down ", "each ",
+	"end ", "far ", "few ", "find ", "first ", "for ", "from ", "good ", "half ", "hand ", "has ", "have ", "here ",
+	"high ", "how ", "in ", "is ", "it ", "kind ", "large ", "last ", "left ", "line ", "long ", "made ", "more ",
+	"most ", "move ", "much ", "near ", "next ", "no ", "not ", "now ", "of ", "on ", "one ", "open ", "or ", "part ",
+	"point ", "read ", "same ", "say ", "side ", "small ", "so ", "some ", "such ", "take ", "than ", "that ", "the ",
+	"then ", "there ", "this ", "time ", "to ", "turn ", "two ", "up ", "use ", "very ", "way ", "well ", "what ",
+	"when ", "which ", "will ", "with ", "word ", "work ", "year ", "7 ", "42 ", "2026 ", ", ", "that, ", "so. ",
+	"\n", "\t", "end.", "\"", "yes\"", "\\", "{", "}", "été ", "größe ", "日本 ", "é ", "🙂 ")
+
+// word is one token: as text, and as it stands inside a JSON string.
+type word struct{ text, escaped string }
+
+func makeWords(texts ...string) []word {
+	var ws []word
+	for _, t := range texts {
+		// A mark is a token of its own, as is the space after it.
+		for t != "" {
+			n := nextToken(t)
+			if nextToken(t[:n]+"a") != n {
+				panic("BUG: a word runs into the next one: " + strconv.Quote(t))
+			}
+			quoted, err := jsontext.AppendQuote(nil, t[:n])
+			if err != nil {
+				panic("BUG: a word is not UTF-8: " + strconv.Quote(t))
+			}
+			ws = append(ws, word{t[:n], string(quoted[1 : len(quoted)-1])})
+			t = t[n:]
+		}
+	}
+	return ws
+}
+
+// voice is the text of one choice: a function of the engine's seed, the prompt
+// and the number of the choice.
+type voice struct {
+	seed uint64
+	// pad and padMax, when not 0, lengthen each token with x's to a length in
+	// bytes drawn from pad to padMax.
+	pad, padMax int
+}
+
+func newVoice(seed uint64, p prompt, choice int) voice {
+	return voice{seed: mix(seed ^ mix(p.hash+uint64(choice)))}
+}
+
+// at returns the random number of token k.
+func (v voice) at(k int) uint64 { return mix(v.seed + uint64(k)*golden) }
+
+func (v voice) word(k int) word { return words[v.at(k)%uint64(len(words))] }
+
+// padding returns how many x's follow token k.
+func (v voice) padding(k int) int {
+	size := v.pad
+	if v.padMax > v.pad {
+		size += int(mix(v.at(k)+1) % uint64(v.padMax-v.pad+1))
+	}
+	return max(0, size-len(v.word(k).text))
+}
+
+// text returns the first n tokens.
+func (v voice) text(n int) string {
+	var b strings.Builder
+	for k := range n {
+		b.WriteString(v.word(k).text)
+		for range v.padding(k) {
+			b.WriteByte('x')
+		}
+	}
+	return b.String()
+}
+
+// appendEscaped appends token k as it stands inside a JSON string.
+func (v voice) appendEscaped(dst []byte, k int) []byte {
+	dst = append(dst, v.word(k).escaped...)
+	return appendX(dst, v.padding(k))
+}
+
+func appendX(dst []byte, n int) []byte {
+	const xs = "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"
+	for n > len(xs) {
+		dst = append(dst, xs...)
+		n -= len(xs)
+	}
+	return append(dst, xs[:n]...)
+}
+
+// golden is splitmix64's increment: it gives each counter value a fresh draw.
+const golden = 0x9e3779b97f4a7c15
+
+// mix is the finaliser of splitmix64 (Steele, Lea, Flood 2014).
+func mix(z uint64) uint64 {
+	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
+	z = (z ^ z>>27) * 0x94d049bb133111eb
+	return z ^ z>>31
+}
+
+// hashText is FNV-1a.
+func hashText(s string) uint64 {
+	h := uint64(14695981039346656037)
+	for i := range len(s) {
+		h = (h ^ uint64(s[i])) * 1099511628211
+	}
+	return h
+}
