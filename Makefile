@@ -18,7 +18,7 @@ TEST_ARGS = $(or $(ARGS),./...)
 .PHONY: help run build test lint generate bench-datapath soak clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-15s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-16s%s\n", $$1, $$2}' Makefile
 
 run: build ## build and run the agent with three simulated engines
 	@exec bin/inferrail agent $(RUN_ARGS)
@@ -35,7 +35,7 @@ test: ## run every test that this machine can run; what is skipped is said at th
 lint: ## gofmt, go vet, staticcheck, and govulncheck where its database can be reached
 	@unformatted=$$(gofmt -l . .ci); if [ -n "$$unformatted" ]; then \
 		echo "gofmt these:"; echo "$$unformatted"; exit 1; fi
-	go vet ./... 
+	go vet ./...
 	go tool staticcheck ./...
 	@for f in .ci/*.go; do go vet $$f && go tool staticcheck $$f || exit 1; done
 	@if command -v curl >/dev/null && curl -sfo /dev/null -m 10 https://vuln.go.dev/index/db.json; then \
@@ -53,6 +53,10 @@ generate: ## compile the BPF programs; needed only after changing bpf/*.c or *.h
 bench-datapath: build ## measure the datapath beside nginx and haproxy; needs root
 	@.ci/need ip nginx haproxy
 	bin/inferrail bench datapath $(ARGS)
+
+SOAK ?= 10m
+soak: ## mixed traffic and restarting engines for SOAK=10m, watched for leaks; the packet tier needs root
+	INFERRAIL_SOAK=$(SOAK) INFERRAIL_SOAK_DATAPATH=auto go test -count 1 -timeout 0 -v -run '^TestSoak$$' ./agent
 
 clean: ## remove what was built
 	rm -rf bin

@@ -53,10 +53,10 @@ func (ad *admin) readyz(w http.ResponseWriter, _ *http.Request) {
 	switch {
 	case ad.agent.draining.Load():
 		http.Error(w, "draining", http.StatusServiceUnavailable)
-	case up == 0:
+	case !ad.agent.fleet.routes():
 		http.Error(w, fmt.Sprintf("not ready: none of %d replicas takes requests", of), http.StatusServiceUnavailable)
 	case up < of:
-		fmt.Fprintf(w, "degraded: %d of %d replicas take requests\n", up, of)
+		fmt.Fprintf(w, "degraded: %d of %d replicas are up\n", up, of)
 	default:
 		fmt.Fprintln(w, "ok")
 	}

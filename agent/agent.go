@@ -63,7 +63,8 @@ func Start(ctx context.Context, cfg Config, log *slog.Logger) (_ *Agent, err err
 	}
 	dc := cfg.Datapath
 	dc.Listen = a.listener.Addr().String()
-	if a.datapath, err = openDatapath(ctx, dc, log); err != nil {
+	// The datapath lives until Stop closes it, whatever becomes of ctx.
+	if a.datapath, err = openDatapath(context.WithoutCancel(ctx), dc, log); err != nil {
 		return nil, err
 	}
 	a.proxy = proxy.New(proxy.Limits{
@@ -83,6 +84,7 @@ func Start(ctx context.Context, cfg Config, log *slog.Logger) (_ *Agent, err err
 	if a.fleet, err = startFleet(&a.cfg, log, a.proxy.SetFleet, a.datapath.Engines); err != nil {
 		return nil, err
 	}
+	a.datapath.name = a.fleet.replicaID
 	a.admin = newAdmin(a)
 
 	a.serving.Go(func() {
@@ -170,7 +172,7 @@ func (a *Agent) AdminAddr() net.Addr { return a.adminL.Addr() }
 // Tier names the datapath tier in use and says why it is that one.
 func (a *Agent) Tier() (tier, reason string) { return a.datapath.Tier(), a.datapath.Reason() }
 
-// Replicas tells how many replicas take requests, and of how many.
+// Replicas tells how many replicas are up, and of how many.
 func (a *Agent) Replicas() (up, of int) { return a.fleet.upCount() }
 
 // Models are the names of the models that are known to be served.

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -65,9 +66,14 @@ type member struct {
 	failures int    // checks that failed since the last good one
 	checks   int    // good checks since models was read
 	why      string // what the last check failed with
+	silent   bool   // and that it did so by getting no answer in time
 	models   []card // last known
 	addrs    []netip.AddrPort
 }
+
+// errSilent: the engine did not answer a check in time. It may be dead, or it
+// may be busy.
+var errSilent = errors.New("no answer in time")
 
 // card is one entry of an engine's GET /v1/models.
 type card struct {
@@ -180,7 +186,7 @@ func (f *fleet) check(ctx context.Context, m *member) {
 		return
 	}
 	changed := !m.up
-	m.up, m.failures, m.why = true, 0, ""
+	m.up, m.failures, m.why, m.silent = true, 0, "", false
 	m.checks++
 	if addrs != nil {
 		m.checks = 0
@@ -206,12 +212,20 @@ func (f *fleet) failedLocked(m *member, err error) {
 	if why := err.Error(); why != m.why {
 		m.why = why
 		if !m.up {
-			f.log.Warn("replica takes no requests yet", "replica", m.cfg.ID, "url", m.cfg.URL, "why", why)
+			f.log.Warn("replica takes no requests", "replica", m.cfg.ID, "url", m.cfg.URL, "why", why)
 		}
+	}
+	changed := false
+	if silent := errors.Is(err, errSilent); silent != m.silent {
+		m.silent = silent
+		changed = !m.up
 	}
 	if m.up && m.failures >= f.cfg.Health.UnhealthyThreshold {
 		m.up = false
+		changed = true
 		f.log.Warn("replica is down", "replica", m.cfg.ID, "url", m.cfg.URL, "failed_checks", m.failures, "why", m.why)
+	}
+	if changed {
 		f.publishLocked()
 	}
 }
@@ -257,6 +271,9 @@ func (f *fleet) fetchModels(ctx context.Context, m *member) ([]card, error) {
 		return nil, fmt.Errorf("GET /v1/models: status %d; if it stays so, list its models in the configuration", resp.StatusCode)
 	}
 	models, err := parseModels(io.LimitReader(resp.Body, maxModelsBody))
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = errSilent
+	}
 	if err != nil {
 		return nil, fmt.Errorf("GET /v1/models: %w", err)
 	}
@@ -304,7 +321,7 @@ func (f *fleet) get(ctx context.Context, m *member, page string) (*http.Response
 			err = inner
 		}
 		if errors.Is(err, context.DeadlineExceeded) {
-			err = errors.New("no answer in time")
+			err = errSilent
 		}
 		return nil, fmt.Errorf("GET %s: %w", page, err)
 	}
@@ -385,6 +402,7 @@ func (f *fleet) publishLocked() {
 			}
 		}
 	}
+	f.addSilentLocked(s)
 	slices.SortFunc(s.Listed, func(a, b *proxy.Model) int { return strings.Compare(a.Name, b.Name) })
 	for _, mc := range f.cfg.Models {
 		for _, alias := range mc.Aliases {
@@ -401,6 +419,22 @@ func (f *fleet) publishLocked() {
 	f.publish(s)
 }
 
+// addSilentLocked gives models that have no replica those that do not answer
+// checks in time: an engine under full load looks like that, and to try it is
+// better than to refuse every request.
+func (f *fleet) addSilentLocked(s *proxy.Fleet) {
+	for _, model := range s.Listed {
+		if len(model.Replicas) > 0 {
+			continue
+		}
+		for _, m := range f.members {
+			if m.silent && slices.ContainsFunc(m.models, func(c card) bool { return c.ID == model.Name }) {
+				model.Replicas = append(model.Replicas, m.replica)
+			}
+		}
+	}
+}
+
 // current returns the snapshot published last.
 func (f *fleet) current() *proxy.Fleet {
 	f.mu.Lock()
@@ -408,7 +442,7 @@ func (f *fleet) current() *proxy.Fleet {
 	return f.snapshot
 }
 
-// upCount returns how many replicas take requests, and of how many.
+// upCount returns how many replicas are up, and of how many.
 func (f *fleet) upCount() (up, of int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -418,6 +452,23 @@ func (f *fleet) upCount() (up, of int) {
 		}
 	}
 	return up, len(f.members)
+}
+
+// routes tells whether a request for any model can be sent on.
+func (f *fleet) routes() bool {
+	return slices.ContainsFunc(f.current().Listed, func(m *proxy.Model) bool { return len(m.Replicas) > 0 })
+}
+
+// replicaID names the replica that has a slot, for people.
+func (f *fleet) replicaID(slot int) string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, m := range f.members {
+		if m.replica.Slot == slot {
+			return m.cfg.ID
+		}
+	}
+	return strconv.Itoa(slot)
 }
 
 // status is what /debug/fleet shows.

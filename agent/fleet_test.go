@@ -235,6 +235,32 @@ func TestSilentEngineDelaysNobody(t *testing.T) {
 	s.expect("m=good")
 }
 
+// Checks that get no answer may mean a dead engine or a busy one. It is left
+// alone while others serve its model, and tried when none does.
+func TestSilentEngineIsTheLastResort(t *testing.T) {
+	first, second := startEngine(t, 0, "m"), startEngine(t, 0, "m")
+	s := newStage(t, nil, ReplicaConfig{ID: "first", URL: first.URL()}, ReplicaConfig{ID: "second", URL: second.URL()})
+	s.expect("m=first,second")
+
+	// Behind first's address connections are accepted and nothing is said.
+	first.Close()
+	silent, err := net.Listen("tcp", first.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.expect("m=second")
+	second.Close()
+	s.expect("m=first")
+	if up, _ := s.fleet.upCount(); up != 0 || !s.fleet.routes() {
+		t.Errorf("%d up, routes %v", up, s.fleet.routes())
+	}
+	silent.Close()
+	s.expect("m=")
+	if s.fleet.routes() {
+		t.Error("a fleet of dead engines takes requests")
+	}
+}
+
 func TestParseModelsSuccess(t *testing.T) {
 	f := func(in, want string) {
 		t.Helper()

@@ -22,6 +22,7 @@ type bar struct {
 // and the 99th percentile of the latency.
 func (r *Report) appendChart(dst []byte) []byte {
 	var charts []chart
+	starred := false
 	for i := 0; i < len(r.Rows); {
 		load := r.Rows[i].Load
 		cpu := chart{title: fmt.Sprintf("CPU per chunk above direct, us (%d streams x %g chunks/s)", load.Streams, load.Rate)}
@@ -29,10 +30,14 @@ func (r *Report) appendChart(dst []byte) []byte {
 		for ; i < len(r.Rows) && r.Rows[i].Load == load; i++ {
 			row := &r.Rows[i]
 			ours := row.Contestant == "packet" || row.Contestant == "copy"
-			if row.CPUAbove != nil {
-				cpu.bars = append(cpu.bars, bar{row.Contestant, fmt.Sprintf("%.2f %s", *row.CPUAbove, row.marks()), *row.CPUAbove, ours})
+			star := ""
+			if row.marks() != "" {
+				star, starred = " *", true
 			}
-			p99.bars = append(p99.bars, bar{row.Contestant, fmt.Sprintf("%.0f", row.P99), row.P99, ours})
+			if row.CPUAbove != nil {
+				cpu.bars = append(cpu.bars, bar{row.Contestant, fmt.Sprintf("%.2f%s", *row.CPUAbove, star), *row.CPUAbove, ours})
+			}
+			p99.bars = append(p99.bars, bar{row.Contestant, fmt.Sprintf("%.0f%s", row.P99, star), row.P99, ours})
 		}
 		if len(cpu.bars) > 0 {
 			charts = append(charts, cpu)
@@ -40,6 +45,9 @@ func (r *Report) appendChart(dst []byte) []byte {
 		charts = append(charts, p99)
 	}
 	foot := fmt.Sprintf("%s, %d CPUs, Linux %s, %.10s", r.Machine.CPU, r.Machine.CPUs, r.Machine.Kernel, r.Date)
+	if starred {
+		foot += " (* datapath.json says what disturbed it)"
+	}
 	return appendSVG(dst, charts, foot)
 }
 
@@ -74,7 +82,7 @@ func appendSVG(dst []byte, charts []chart, foot string) []byte {
 			}
 			dst = fmt.Appendf(dst, `<text x="%d" y="%d" text-anchor="end" fill="#222">%s</text>`, left-8, y+12, escape(b.label))
 			dst = fmt.Appendf(dst, `<rect x="%d" y="%d" width="%.1f" height="%d" fill="%s"/>`, left, y, length, barHeight, colour)
-			dst = fmt.Appendf(dst, `<text x="%.1f" y="%d" fill="#222">%s</text>`+"\n", left+length+6, y+12, escape(strings.TrimSpace(b.note)))
+			dst = fmt.Appendf(dst, `<text x="%.1f" y="%d" fill="#222">%s</text>`+"\n", left+length+6, y+12, escape(b.note))
 			y += step
 		}
 		y += gap

@@ -129,7 +129,7 @@ func (d *Datapath) Run(ctx context.Context) error {
 					took := time.Now()
 					m, err := d.measure(ctx, c, load)
 					if ctx.Err() != nil {
-						return fmt.Errorf("bench datapath: %w", context.Cause(ctx))
+						return fmt.Errorf("bench datapath ended early: %w", context.Cause(ctx))
 					}
 					if err != nil {
 						err = fmt.Errorf("%s at %s: %w", c.name, load, err)

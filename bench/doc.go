@@ -37,13 +37,16 @@
 //
 // Wake-ups are counted the same way for every contestant: voluntary context
 // switches of all its threads, each of which is followed by a wake-up. One may
-// handle many chunks. The agent also reports a count of its own: the times
-// userspace was woken for a response (GET /debug/datapath).
+// handle many chunks, because the engine sends in bursts, one a millisecond.
+// The agent also reports a count of its own: the times userspace was woken to
+// read from an engine, against the chunks of the same responses (GET
+// /debug/datapath; a response is counted when it ends).
 //
 // Memory is VmHWM summed over the contestant's processes. Pages shared between
 // nginx's processes count more than once; socket buffers are not in it.
 //
-// Other load is what the machine's CPUs were busy with besides the above. A
+// Other load is what the machine's CPUs were busy with besides the above, or
+// what the hypervisor took from them, whichever is more. A
 // measurement with too much of it is repeated, at most twice and within the
 // time limit; the quietest attempt is kept, and marked when it is still noisy.
 // Contestants are interleaved and start in a different order each repetition.

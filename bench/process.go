@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -25,8 +26,7 @@ type process struct {
 	stdin io.WriteCloser // workers only
 	lines chan string    // standard output of workers; closed at its end
 	log   *os.File       // everything else it writes
-	ended chan struct{}  // closed when it and its group are gone; then err is set
-	err   error
+	ended chan struct{}  // closed when it and its group are gone
 }
 
 // startTimeout is how long a contestant may take until it answers, and the
@@ -60,9 +60,11 @@ func startWith(h *host, dir, name string, command []string, worker bool) (*proce
 	p := &process{name: name, log: log, cmd: exec.Command(command[0], command[1:]...), ended: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = log, log
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
+	// INFERRAIL_* of the caller are meant for another agent.
+	p.cmd.Env = slices.DeleteFunc(os.Environ(), func(s string) bool { return strings.HasPrefix(s, "INFERRAIL_") })
 	var stdout io.ReadCloser
 	if worker {
-		p.cmd.Env = append(os.Environ(), "GODEBUG=asyncpreemptoff=1")
+		p.cmd.Env = append(p.cmd.Env, "GODEBUG=asyncpreemptoff=1")
 		p.cmd.Stdout = nil
 		if stdout, err = p.cmd.StdoutPipe(); err == nil {
 			p.stdin, err = p.cmd.StdinPipe()
@@ -91,7 +93,7 @@ func startWith(h *host, dir, name string, command []string, worker bool) (*proce
 		for unix.Waitid(unix.P_PID, p.cmd.Process.Pid, &info, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
 		}
 		syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL)
-		p.err = p.cmd.Wait()
+		p.cmd.Wait() // cmd.ProcessState says how it ended
 		close(p.ended)
 	}()
 	return p, nil
@@ -105,7 +107,7 @@ func (p *process) line(ctx context.Context, timeout time.Duration) (string, erro
 	case s, ok := <-p.lines:
 		if !ok {
 			<-p.ended
-			return "", p.failed(fmt.Errorf("%s ended: %v", p.name, p.err))
+			return "", p.failed(fmt.Errorf("%s ended: %v", p.name, p.cmd.ProcessState))
 		}
 		return s, nil
 	case <-ctx.Done():
@@ -137,7 +139,7 @@ func (p *process) command(s string) error {
 func (p *process) running() error {
 	select {
 	case <-p.ended:
-		return p.failed(fmt.Errorf("%s ended: %v", p.name, p.err))
+		return p.failed(fmt.Errorf("%s ended: %v", p.name, p.cmd.ProcessState))
 	default:
 		return nil
 	}

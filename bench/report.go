@@ -66,7 +66,7 @@ type Row struct {
 	Bad          int      `json:"bad"`
 	Lost         int      `json:"lost"`
 	Noisy        bool     `json:"noisy,omitempty"`  // no run was quiet
-	Behind       bool     `json:"behind,omitempty"` // in any run
+	Behind       bool     `json:"behind,omitempty"` // in any of them
 }
 
 // summarise fills Rows from Runs.
@@ -113,7 +113,6 @@ func (r *Report) row(load Load, contestant string) (row Row, ok bool) {
 		}
 		row.Bad += m.Bad
 		row.Lost += m.Lost
-		row.Behind = row.Behind || m.Behind
 		if m.Agent != nil {
 			row.Tier = m.Agent.Tier
 		}
@@ -132,6 +131,7 @@ func (r *Report) row(load Load, contestant string) (row Row, ok bool) {
 		return median(values)
 	}
 	row.Runs = len(runs)
+	row.Behind = slices.ContainsFunc(runs, func(m *Measurement) bool { return m.Behind })
 	row.CPU = over(func(m *Measurement) float64 { return m.CPU.Total })
 	row.P50 = over(func(m *Measurement) float64 { return float64(m.Latency.P50) })
 	row.P99 = over(func(m *Measurement) float64 { return float64(m.Latency.P99) })
@@ -140,7 +140,10 @@ func (r *Report) row(load Load, contestant string) (row Row, ok bool) {
 	row.Busy = over(func(m *Measurement) float64 { return m.Busy })
 	row.Other = over(func(m *Measurement) float64 { return m.Other })
 	if row.Tier != "" {
-		own := over(func(m *Measurement) float64 { return 1000 * float64(*m.Agent.Wakeups) / float64(m.Chunks) })
+		// The agent counts a response when it ends, so chunks are its own too.
+		own := over(func(m *Measurement) float64 {
+			return 1000 * float64(*m.Agent.Wakeups) / max(float64(*m.Agent.Chunks), 1)
+		})
 		row.AgentWakeups = &own
 	}
 	return row, true

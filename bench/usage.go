@@ -147,32 +147,29 @@ func peakMemory(pids []int) (kib uint64) {
 	return kib
 }
 
-// idleTime is how long all CPUs together have been idle.
-func idleTime() (time.Duration, error) {
-	b, err := os.ReadFile("/proc/stat")
-	if err != nil {
-		return 0, err
-	}
-	return parseIdle(b)
+// cpuTime is what all CPUs together have spent: doing nothing, and waiting
+// while the hypervisor ran something else.
+type cpuTime struct {
+	idle, steal time.Duration
 }
 
-// parseIdle reads idle and iowait of the first line of /proc/stat. The kernel
-// gives them in hundredths of a second on every architecture Go runs on.
-func parseIdle(stat []byte) (time.Duration, error) {
+// parseStat reads the first line of /proc/stat. The kernel gives its figures in
+// hundredths of a second on every architecture Go runs on.
+func parseStat(stat []byte) (c cpuTime, err error) {
 	line, _, _ := bytes.Cut(stat, []byte("\n"))
 	fields := strings.Fields(string(line))
-	if len(fields) < 6 || fields[0] != "cpu" {
-		return 0, fmt.Errorf("/proc/stat begins with %q", line)
+	// cpu user nice system idle iowait irq softirq steal ...
+	if len(fields) < 9 || fields[0] != "cpu" {
+		return c, fmt.Errorf("/proc/stat begins with %q", line)
 	}
-	idle, err := strconv.ParseInt(fields[4], 10, 64)
-	if err != nil {
-		return 0, fmt.Errorf("/proc/stat: idle: %w", err)
+	var ticks [9]int64
+	for i := 1; i < len(ticks); i++ {
+		if ticks[i], err = strconv.ParseInt(fields[i], 10, 64); err != nil {
+			return c, fmt.Errorf("/proc/stat: %w", err)
+		}
 	}
-	iowait, err := strconv.ParseInt(fields[5], 10, 64)
-	if err != nil {
-		return 0, fmt.Errorf("/proc/stat: iowait: %w", err)
-	}
-	return time.Duration(idle+iowait) * 10 * time.Millisecond, nil
+	const tick = 10 * time.Millisecond
+	return cpuTime{idle: time.Duration(ticks[4]+ticks[5]) * tick, steal: time.Duration(ticks[8]) * tick}, nil
 }
 
 // meter reads the usage of everything that takes part in a measurement.
@@ -185,7 +182,7 @@ type meter struct {
 // reading is one state of the meter.
 type reading struct {
 	at                            time.Time
-	idle                          time.Duration
+	cpus                          cpuTime
 	client, engine, proxy, kernel usage
 }
 
@@ -220,7 +217,11 @@ func (m *meter) read(early bool) (r reading, err error) {
 	if err := r.client.addProcess(m.client); err != nil {
 		return r, err
 	}
-	if r.idle, err = idleTime(); err != nil {
+	stat, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return r, err
+	}
+	if r.cpus, err = parseStat(stat); err != nil {
 		return r, err
 	}
 	r.at = time.Now()
@@ -244,7 +245,7 @@ type consumed struct {
 	cpu      CPU     // in us, not yet per chunk
 	sleeps   uint64  // of the proxy
 	busy     float64 // percent of all CPUs
-	other    float64 // percent of all CPUs, not accounted for in cpu
+	other    float64 // percent of all CPUs: busy and not accounted for in cpu, or stolen
 	duration time.Duration
 }
 
@@ -259,8 +260,10 @@ func (r reading) since(before reading) (c consumed) {
 	c.cpu.Total = c.cpu.Client + c.cpu.Engine + c.cpu.Proxy + c.cpu.Kernel
 	c.duration = r.at.Sub(before.at)
 	capacity := us(c.duration) * float64(runtime.NumCPU())
-	busy := capacity - us(r.idle-before.idle)
+	busy := capacity - us(r.cpus.idle-before.cpus.idle)
 	c.busy = 100 * busy / capacity
-	c.other = max(0, 100*(busy-c.cpu.Total)/capacity)
+	// Stolen time may be part of busy and, on a thread of ours, of its run time.
+	stolen := us(r.cpus.steal - before.cpus.steal)
+	c.other = 100 * max(busy-c.cpu.Total, stolen) / capacity
 	return c
 }

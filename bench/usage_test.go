@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"math"
 	"os"
 	"runtime"
 	"testing"
@@ -32,16 +33,41 @@ func TestParseSchedstat(t *testing.T) {
 	fail("99999999999999999999 2 3")
 }
 
-func TestParseIdle(t *testing.T) {
-	got, err := parseIdle([]byte("cpu  10 0 20 300 7 0 5 0 0 0\ncpu0 1 2 3 4 5\n"))
-	if got != 3070*time.Millisecond || err != nil {
+func TestParseStat(t *testing.T) {
+	got, err := parseStat([]byte("cpu  10 0 20 300 7 0 5 4 0 0\ncpu0 1 2 3 4 5 6 7 8\n"))
+	if want := (cpuTime{idle: 3070 * time.Millisecond, steal: 40 * time.Millisecond}); got != want || err != nil {
 		t.Errorf("%v, %v", got, err)
 	}
-	for _, bad := range []string{"", "cpu 1 2", "cpu0 1 2 3 4 5 6", "cpu 1 2 3 x 5 6", "cpu 1 2 3 4 x 6"} {
-		if got, err := parseIdle([]byte(bad)); err == nil {
+	for _, bad := range []string{"", "cpu 1 2", "cpu0 1 2 3 4 5 6 7 8", "cpu 1 2 3 x 5 6 7 8", "cpu 1 2 3 4 5 6 7 x"} {
+		if got, err := parseStat([]byte(bad)); err == nil {
 			t.Errorf("%q: %v", bad, got)
 		}
 	}
+}
+
+func TestConsumed(t *testing.T) {
+	at := time.Now()
+	cpus := time.Duration(runtime.NumCPU())
+	one := func(ran time.Duration, sleeps uint64) usage { return usage{1: {ran: ran, sleeps: sleeps}} }
+	before := reading{at: at, client: one(0, 0), engine: one(0, 0), proxy: one(0, 10), kernel: one(0, 0)}
+	after := reading{at: at.Add(time.Second), client: one(10*time.Millisecond, 0), engine: one(20*time.Millisecond, 0),
+		proxy: one(30*time.Millisecond, 15), kernel: one(40*time.Millisecond, 0),
+		cpus: cpuTime{idle: cpus*time.Second - 150*time.Millisecond, steal: 20 * time.Millisecond}}
+	c := after.since(before)
+	if want := (CPU{Client: 10_000, Engine: 20_000, Proxy: 30_000, Kernel: 40_000, Total: 100_000}); c.cpu != want || c.sleeps != 5 {
+		t.Errorf("%+v, %d sleeps", c.cpu, c.sleeps)
+	}
+	// 150 ms were busy, 100 ms of them accounted for.
+	f := func(name string, got, wantMillis float64) {
+		t.Helper()
+		if want := wantMillis / 10 / float64(cpus); math.Abs(got-want) > 1e-9 {
+			t.Errorf("%s: %v %%, want %v %%", name, got, want)
+		}
+	}
+	f("busy", c.busy, 150)
+	f("other", c.other, 50)
+	after.cpus.steal = 70 * time.Millisecond
+	f("other, mostly stolen", after.since(before).other, 70)
 }
 
 func TestStatusNumber(t *testing.T) {

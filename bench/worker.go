@@ -4,8 +4,10 @@ import (
 	"flag"
 	"fmt"
 	"net/netip"
+	"os/signal"
 	"runtime"
 	"runtime/debug"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -25,6 +27,8 @@ func Worker(args []string) error {
 	// See poller: this goroutine's system calls do not yield to the runtime.
 	runtime.LockOSThread()
 	debug.SetGCPercent(-1)
+	// A worker has nothing to save: SIGTERM ends it, whatever main had in mind.
+	signal.Reset(syscall.SIGTERM)
 
 	flags := flag.NewFlagSet("bench worker "+args[0], flag.ContinueOnError)
 	switch args[0] {

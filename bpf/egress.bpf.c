@@ -56,8 +56,9 @@ static __always_inline int egress(struct __sk_buff *skb, __u32 l3)
 	if (!live && !c->shift)
 		return TC_NEXT;
 
+	__u32 blocks = 0; /* what to add to the edges of SACK blocks */
 	struct tcp_head h = p.head;
-	if (p.ts && before(bpf_ntohl(h.tsval), c->ts_floor))
+	if (p.ts && c->ts_known && before(bpf_ntohl(h.tsval), c->ts_floor))
 		h.tsval = bpf_htonl(c->ts_floor); /* the remote end must not see time run backwards */
 
 	if (!(c->flags & CONN_ENGINE)) {
@@ -74,21 +75,8 @@ static __always_inline int egress(struct __sk_buff *skb, __u32 l3)
 		}
 		h.seq = bpf_htonl(p.seq + shift);
 	} else {
-		__u32 shift = c->shift;
-		if (live)
-			shift = s->e_base + NEXT(w) - s->e_start;
-		__u32 ack = p.ack + shift;
-		struct sack sk = {};
-		if (p.hlen > HEAD_PLAIN + 8 && find_sack(skb, &p, &sk)) {
-			for (int i = 0; i < 8; i++) {
-				__be32 x;
-				if (i >= sk.edges)
-					break;
-				if (bpf_skb_load_bytes(skb, sk.off + i * 4, &x, 4) ||
-				    write_edge(skb, &p, sk.off + i * 4, x, bpf_htonl(bpf_ntohl(x) + shift)))
-					return TC_NEXT;
-			}
-		}
+		blocks = live ? s->e_base + NEXT(w) - s->e_start : c->shift;
+		__u32 ack = p.ack + blocks;
 		if (live) {
 			/* Nothing is acknowledged to the engine that the client does
 			 * not have: the engine holds the only copy. */
@@ -105,6 +93,17 @@ static __always_inline int egress(struct __sk_buff *skb, __u32 l3)
 			h.ack = bpf_htonl(ack);
 	}
 	write_head(skb, &p, &h);
+	struct sack sk = {};
+	if (blocks && find_sack(skb, &p, &sk)) {
+		for (int i = 0; i < 8; i++) {
+			__be32 x;
+			if (i >= sk.edges)
+				break;
+			if (bpf_skb_load_bytes(skb, sk.off + i * 4, &x, 4) ||
+			    write_edge(skb, &p, sk.off + i * 4, x, bpf_htonl(bpf_ntohl(x) + blocks)))
+				return TC_NEXT;
+		}
+	}
 	skb->mark = mark;
 	return TC_NEXT;
 }

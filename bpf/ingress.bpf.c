@@ -120,6 +120,18 @@ static __always_inline __u32 milliseconds(void)
 	return bpf_ktime_get_ns() / 1000000;
 }
 
+/* forward_clock notes that the timestamp v is sent in c's name and returns the
+ * latest one sent so far: a receiver drops what seems to come from the past
+ * (PAWS, RFC 7323). */
+static __always_inline __u32 forward_clock(struct conn *c, __u32 v)
+{
+	if (!c->ts_known || before(c->ts_floor, v)) {
+		c->ts_floor = v;
+		c->ts_known = 1;
+	}
+	return c->ts_floor;
+}
+
 /* look decides from the kernel's own sockets whether the packet may be the
  * first one carried, and fills in what carrying needs. The splice is CLAIMED.
  *
@@ -185,11 +197,15 @@ static __noinline __u32 look(struct __sk_buff *skb, struct packet *p, struct spl
 	__u32 w = tc->snd_wnd >> (s->e_rcv_scale & 15);
 	s->window = w > 65535 ? 65535 : w;
 	s->ts = ts;
+	/* The engine's clock continues the client connection's from here on, or
+	 * from the last timestamp an earlier splice has sent on it. */
 	__u32 now = milliseconds();
-	s->ts_out = now + tc->tsoffset - bpf_ntohl(p->head.tsval);
-	s->ts_back = now + te->tsoffset; /* less the client's first timestamp */
+	__u32 clock = forward_clock(c, now + tc->tsoffset);
+	s->ts_out = clock - bpf_ntohl(p->head.tsval);
+	s->ts_back = te->tsoffset; /* until the client's first timestamp is seen */
 	s->ts_back_known = 0;
 	s->ts_client = tc->rx_opt.ts_recent;
+	forward_clock(e, now + te->tsoffset);
 	why = WHY_NONE;
 out:
 	bpf_sk_release(ck);
@@ -239,8 +255,7 @@ static __noinline int to_client(struct __sk_buff *skb, struct packet *p, struct 
 		__u32 v = bpf_ntohl(h.tsval) + s->ts_out;
 		h.tsval = bpf_htonl(v);
 		h.tsecr = bpf_htonl(s->ts_back_known ? bpf_ntohl(h.tsecr) - s->ts_back : s->ts_client);
-		if (before(c->ts_floor, v))
-			c->ts_floor = v;
+		forward_clock(c, v);
 	}
 	if (write_head(skb, p, &h) || write_addresses(skb, p, &c->wire))
 		return TC_NEXT;
@@ -262,15 +277,16 @@ static __noinline int to_engine(struct __sk_buff *skb, struct packet *p, struct 
 	if (p->ts) {
 		__u32 v = bpf_ntohl(h.tsval);
 		if (!s->ts_back_known) {
-			s->ts_back -= v;
+			s->ts_back = forward_clock(e, milliseconds() + s->ts_back) - v;
 			s->ts_back_known = 1;
 		}
 		v += s->ts_back;
 		h.tsval = bpf_htonl(v);
 		h.tsecr = bpf_htonl(bpf_ntohl(h.tsecr) - s->ts_out);
-		if (before(e->ts_floor, v))
-			e->ts_floor = v;
+		forward_clock(e, v);
 	}
+	if (write_head(skb, p, &h) || write_addresses(skb, p, &e->wire))
+		return TC_NEXT;
 	if (p->hlen > (p->ts ? HEAD_TS : HEAD_PLAIN)) {
 		/* Blocks of carried bytes mean something to the engine, others not. */
 		struct sack sk = {};
@@ -295,8 +311,6 @@ static __noinline int to_engine(struct __sk_buff *skb, struct packet *p, struct 
 				return TC_NEXT;
 		}
 	}
-	if (write_head(skb, p, &h) || write_addresses(skb, p, &e->wire))
-		return TC_NEXT;
 	return redirect(skb, p, e);
 }
 
@@ -504,6 +518,9 @@ static __noinline int client_local(struct __sk_buff *skb, struct packet *p, stru
 {
 	if (!c->shift && !(s && carrying(STATE(w))))
 		return TC_NEXT;
+	struct tcp_head h = p->head;
+	h.ack = bpf_htonl(local_ack(s, c, w, p->ack));
+	write_head(skb, p, &h);
 	struct sack sk = {};
 	if (p->hlen > HEAD_PLAIN + 8 && find_sack(skb, p, &sk)) {
 		for (int i = 0; i < 8; i++) {
@@ -515,9 +532,6 @@ static __noinline int client_local(struct __sk_buff *skb, struct packet *p, stru
 				return TC_NEXT;
 		}
 	}
-	struct tcp_head h = p->head;
-	h.ack = bpf_htonl(local_ack(s, c, w, p->ack));
-	write_head(skb, p, &h);
 	skb->mark = mark;
 	return TC_NEXT;
 }

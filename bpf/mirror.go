@@ -49,6 +49,8 @@ type conn struct {
 	splice     uint32
 	shift      uint32
 	tsFloor    uint32
+	tsKnown    uint32
+	_          uint32
 }
 
 // The states of a splice's word (enum state).

@@ -101,7 +101,9 @@ static __always_inline int read_packet(struct __sk_buff *skb, __u32 l3, int inbo
 	return 1;
 }
 
-/* write_head replaces the TCP header by h, keeping the checksum right. */
+/* write_head replaces the TCP header by h, keeping the checksum right. It
+ * comes before every other change of the packet: it puts the checksum that the
+ * packet came with back first. */
 static __always_inline int write_head(struct __sk_buff *skb, struct packet *p, struct tcp_head *h)
 {
 	__s64 diff;

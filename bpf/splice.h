@@ -55,6 +55,8 @@ struct conn {
 	__u32 splice;  /* index of the splice it takes part in, 0 none */
 	__u32 shift;   /* bytes that passed the socket by in settled splices */
 	__u32 ts_floor; /* latest timestamp sent in the socket's name */
+	__u32 ts_known; /* ts_floor is set */
+	__u32 pad;
 };
 
 /* The word of a splice holds its whole moving state, so that one

@@ -11,10 +11,15 @@ import (
 	"net/http"
 	"os"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+	"golang.org/x/sys/unix"
 
 	"github.com/inferrail/inferrail/policy"
 )
@@ -291,4 +296,51 @@ func eventually(t *testing.T, limit time.Duration, what string, ok func() bool) 
 			t.Fatalf("not within %v: %s", limit, what)
 		}
 	}
+}
+
+// outcome is how many exchanges ended with an outcome.
+func (r *rig) outcome(label string) (n float64) {
+	ch := make(chan prometheus.Metric, 100)
+	r.s.stats.requests.Collect(ch)
+	close(ch)
+	for m := range ch {
+		var pb dto.Metric
+		m.Write(&pb)
+		for _, l := range pb.Label {
+			if l.GetName() == "outcome" && l.GetValue() == label {
+				n += pb.Counter.GetValue()
+			}
+		}
+	}
+	return n
+}
+
+// fullListener is the address of a listener whose queue of connections is full.
+func fullListener(t *testing.T) string {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(fd) })
+	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Listen(fd, 0); err != nil {
+		t.Fatal(err)
+	}
+	sa, err := unix.Getsockname(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := net.JoinHostPort("127.0.0.1", strconv.Itoa(sa.(*unix.SockaddrInet4).Port))
+	for range 8 {
+		c, err := net.DialTimeout("tcp", addr, 200*time.Millisecond)
+		if err != nil {
+			return addr
+		}
+		t.Cleanup(func() { c.Close() })
+	}
+	t.Fatal("the queue never fills")
+	return ""
 }

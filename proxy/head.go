@@ -302,8 +302,12 @@ func (h *responseHead) read(head []byte) error {
 	}
 	first, fieldLines, _ := bytes.Cut(head, crlf)
 	*h = responseHead{status: p.h.StatusCode(), raw: fieldLines, close: p.h.ConnectionClose()}
-	if len(first) > len("HTTP/1.1 200 ") {
-		h.reason = first[len("HTTP/1.1 200 "):]
+	const start = len("HTTP/1.1 200")
+	if len(first) < start || first[start-4] != ' ' || first[start-3] == ' ' || len(first) > start && first[start] != ' ' {
+		return errEngineHead
+	}
+	if len(first) > start {
+		h.reason = first[start+1:]
 	}
 	lengths := 0
 	for f := (fields{rest: h.raw}); f.next(); {

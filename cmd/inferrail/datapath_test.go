@@ -97,3 +97,183 @@ func TestPacketTierByteExact(t *testing.T) {
 		t.Errorf("the kernel carried too little: %+v", d)
 	}
 }
+
+// TestDatapathKeepAlive: ten thousand responses over few client and engine
+// connections, so that each is spliced hundreds of times and engine
+// connections serve many clients.
+func TestDatapathKeepAlive(t *testing.T) {
+	l := newLab(t, labOptions{})
+	s := l.sim(simulator.Config{ZeroLatency: true})
+	n := l.start("packet", []string{s.URL()})
+	const connections, each = 50, 200
+	good := n.load(n.addr, connections, each, 20*time.Second, func(k, i int) simulator.Raw {
+		return simulator.Raw{Seed: uint64(k*1000 + i), Chunks: 8, Max: 300, IntervalUS: 150}
+	})
+	if good != connections*each {
+		t.Errorf("%d of %d responses", good, connections*each)
+	}
+	d := n.datapath()
+	if d.Kernel.Ended < connections*each*8/10 {
+		t.Errorf("the kernel ended only %d of %d responses: %+v", d.Kernel.Ended, connections*each, d)
+	}
+	if a := s.Accepted(); a > 3*connections {
+		t.Errorf("%d engine connections for %d client connections: they are not shared", a, connections)
+	}
+	t.Logf("%d engine connections, %+v", s.Accepted(), d)
+}
+
+// TestDatapathVariants forces each way to attach and to loop, and each family.
+func TestDatapathVariants(t *testing.T) {
+	for _, v := range []struct {
+		name, engine, addr string
+		args               []string
+	}{
+		{"clsact", "10.9.2.2", "10.9.1.1:8080", []string{"--datapath-hook", "clsact"}},
+		{"bounded loop", "10.9.2.2", "10.9.1.1:8080", []string{"--datapath-loop", "bounded"}},
+		{"clsact and bounded loop", "10.9.2.2", "10.9.1.1:8080", []string{"--datapath-hook", "clsact", "--datapath-loop", "bounded"}},
+		{"named interfaces", "10.9.2.2", "10.9.1.1:8080", []string{"--iface", "p*"}},
+		{"IPv6", "fd09:2::2", "[fd09:1::1]:8080", nil},
+	} {
+		t.Run(v.name, func(t *testing.T) {
+			l := newLab(t, labOptions{})
+			s := l.sim(simulator.Config{ZeroLatency: true, Host: v.engine})
+			n := l.start("packet", []string{s.URL()}, v.args...)
+			good := n.load(v.addr, 20, 20, 20*time.Second, func(k, i int) simulator.Raw {
+				r := simulator.Raw{Seed: uint64(k*1000 + i), Chunks: 40, Max: 900, IntervalUS: 300}
+				if i%4 == 3 {
+					r.Length = "fixed"
+				}
+				return r
+			})
+			d := n.datapath()
+			if good != 400 || d.Kernel.Ended < 300 {
+				t.Errorf("%d of 400 responses, %+v", good, d)
+			}
+		})
+	}
+}
+
+// TestDatapathLoopback: client, agent and engine on one host.
+func TestDatapathLoopback(t *testing.T) {
+	l := newLab(t, labOptions{})
+	l.client, l.engine = l.proxy, l.proxy
+	s := l.sim(simulator.Config{ZeroLatency: true, Host: "127.0.0.1"})
+	n := l.start("packet", []string{s.URL()})
+	for _, addr := range []string{"127.0.0.1:8080", "10.9.1.1:8080"} {
+		good := n.load(addr, 20, 20, 20*time.Second, func(k, i int) simulator.Raw {
+			return simulator.Raw{Seed: uint64(k*1000 + i), Chunks: 40, Max: 900, IntervalUS: 300}
+		})
+		if d := n.datapath(); good != 400 || d.Kernel.Ended < 300 {
+			t.Errorf("%s: %d of 400 responses, %+v", addr, good, d)
+		}
+	}
+}
+
+// TestDatapathEngineBehindLoopback: the engine is on the agent's host, the
+// client is not.
+func TestDatapathEngineBehindLoopback(t *testing.T) {
+	l := newLab(t, labOptions{})
+	l.engine = l.proxy
+	for _, host := range []string{"127.0.0.1", "10.9.2.1"} {
+		t.Run(host, func(t *testing.T) {
+			s := l.sim(simulator.Config{ZeroLatency: true, Host: host})
+			n := l.start("packet", []string{s.URL()})
+			good := n.load(n.addr, 20, 20, 20*time.Second, func(k, i int) simulator.Raw {
+				return simulator.Raw{Seed: uint64(k*1000 + i), Chunks: 40, Max: 900, IntervalUS: 300}
+			})
+			if d := n.datapath(); good != 400 || d.Kernel.Ended < 300 {
+				t.Errorf("%d of 400 responses, %+v", good, d)
+			}
+			n.stop()
+		})
+	}
+}
+
+// TestDatapathBehindDNAT: clients reach the agent through a redirected port,
+// and a firewall drops what connection tracking thinks invalid.
+func TestDatapathBehindDNAT(t *testing.T) {
+	l := newLab(t, labOptions{})
+	l.nft(`table inet lab {
+		chain nat { type nat hook prerouting priority dstnat; tcp dport 80 redirect to :8080; }
+		chain in { type filter hook input priority filter; ct state invalid counter drop; }
+	}`)
+	s := l.sim(simulator.Config{ZeroLatency: true})
+	n := l.start("packet", []string{s.URL()})
+	for _, addr := range []string{"10.9.1.1:80", "[fd09:1::1]:80"} {
+		good := n.load(addr, 20, 10, 20*time.Second, func(k, i int) simulator.Raw {
+			return simulator.Raw{Seed: uint64(k*1000 + i), Chunks: 40, Max: 400, IntervalUS: 500}
+		})
+		if good != 200 {
+			t.Errorf("%s: %d of 200 responses", addr, good)
+		}
+	}
+	// The engine is reached over IPv4, so IPv6 clients are copied to.
+	d := n.datapath()
+	if d.Kernel.Ended < 180 {
+		t.Errorf("the kernel ended only %d responses: %+v", d.Kernel.Ended, d)
+	}
+}
+
+// TestDatapathMTU: the engine's network carries 9,000 bytes, the client's 1,500.
+func TestDatapathMTU(t *testing.T) {
+	l := newLab(t, labOptions{clientMTU: 1500, engineMTU: 9000, noOffload: true})
+	s := l.sim(simulator.Config{ZeroLatency: true})
+	n := l.start("packet", []string{s.URL()})
+	good := n.load(n.addr, 20, 10, 30*time.Second, func(k, i int) simulator.Raw {
+		return simulator.Raw{Seed: uint64(k*1000 + i), Chunks: 30, Max: 20000, IntervalUS: 1000}
+	})
+	d := n.datapath()
+	if good != 200 || d.Kernel.Bytes < 200*30*10000/2 {
+		t.Errorf("%d of 200 responses, %+v", good, d)
+	}
+	t.Logf("%+v", d)
+}
+
+// TestDatapathFarClient: with a round trip of 60 ms and a token every 10 ms the
+// client never owes nothing, and the kernel takes over all the same: userspace
+// reads little more than the head.
+func TestDatapathFarClient(t *testing.T) {
+	l := newLab(t, labOptions{delay: 30 * time.Millisecond})
+	s := l.sim(simulator.Config{})
+	n := l.start("packet", []string{s.URL()})
+	good := n.load(n.addr, 25, 4, 30*time.Second, func(k, i int) simulator.Raw {
+		return simulator.Raw{Seed: uint64(k*1000 + i), Chunks: 60, Max: 300, IntervalUS: 10000}
+	})
+	d := n.datapath()
+	t.Logf("%+v", d)
+	if good != 100 || d.Kernel.Ended < 98 {
+		t.Errorf("%d of 100 responses, %d ended in the kernel", good, d.Kernel.Ended)
+	}
+	if reads := d.Wakeups; reads > 2*100 {
+		t.Errorf("%d userspace reads for 100 responses", reads)
+	}
+}
+
+// TestDatapathLoss: half a percent of packets lost and some overtaken on every
+// hop. No byte may be wrong, nothing may hang, and the kernel must not take
+// much longer than userspace would.
+func TestDatapathLoss(t *testing.T) {
+	took := map[string]time.Duration{}
+	for _, tier := range []string{"copy", "packet"} {
+		l := newLab(t, labOptions{loss: 0.005, reorder: 0.005, noOffload: true})
+		s := l.sim(simulator.Config{ZeroLatency: true})
+		n := l.start(tier, []string{s.URL()})
+		start := time.Now()
+		good := n.load(n.addr, 40, 20, 60*time.Second, func(k, i int) simulator.Raw {
+			return simulator.Raw{Seed: uint64(k*1000 + i), Chunks: 60, Max: 800, IntervalUS: 1000}
+		})
+		took[tier] = time.Since(start)
+		d := n.datapath()
+		t.Logf("%s: %d responses in %v, %+v", tier, good, took[tier], d)
+		if good != 800 {
+			t.Errorf("%s: %d of 800 responses", tier, good)
+		}
+		if tier == "packet" && d.Kernel.Bytes == 0 {
+			t.Error("the kernel carried nothing")
+		}
+		n.stop()
+	}
+	if took["packet"] > 2*took["copy"] {
+		t.Errorf("the packet tier took %v, the copy tier %v", took["packet"], took["copy"])
+	}
+}

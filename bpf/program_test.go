@@ -1,0 +1,619 @@
+package bpf
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cockroachdb/datadriven"
+)
+
+// TestPrograms tells the stories in testdata: packet by packet, what the
+// programs make of them. Nothing is attached and there is no socket: the maps
+// are set up by hand and the packets go through prog.Run. Commands:
+//
+//	splice key=value ...   a new pair of connections and the splice between them
+//	send                   one packet a line: FROM key=value ...
+//	tail                   what AppendTail returns
+//
+// FROM is who sends: `engine` and `client` are packets that arrive, `E` and
+// `C` those of the proxy's own sockets that leave. Numbers of the first two
+// are wire numbers, of the last two socket numbers.
+//
+// The wire of the default splice: the engine's byte 1000 is the client's 5000.
+// The engine's socket stands at 960, the client's at 4900.
+func TestPrograms(t *testing.T) {
+	s := newSplicer(t, Options{MaxSplices: 16})
+	files, err := filepath.Glob("testdata/*.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatal("no stories: ", err)
+	}
+	for _, f := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(f), ".txt"), func(t *testing.T) {
+			w := newWorld(t, s)
+			datadriven.RunTest(t, f, func(t *testing.T, d *datadriven.TestData) string {
+				w.t = t
+				switch d.Cmd {
+				case "splice":
+					w.begin(d)
+					return ""
+				case "send":
+					var out strings.Builder
+					for line := range strings.Lines(d.Input) {
+						if line = strings.TrimSpace(line); line != "" && line[0] != '#' {
+							fmt.Fprintf(&out, "%s\n", line)
+							w.send(line, &out)
+						}
+					}
+					return out.String()
+				case "tail":
+					p := &Splice{s: s, id: w.id, m: w.m}
+					b := p.AppendTail(nil)
+					if len(b) > 80 {
+						return fmt.Sprintf("%d bytes: %q ... %q\n", len(b), b[:30], b[len(b)-30:])
+					}
+					return fmt.Sprintf("%d bytes: %q\n", len(b), b)
+				}
+				d.Fatalf(t, "unknown command %q", d.Cmd)
+				return ""
+			})
+		})
+	}
+}
+
+// world is one client, one engine and the splice between them, as the
+// programs see them.
+type world struct {
+	t        *testing.T
+	s        *Splicer
+	cid, eid uint32
+	id       uint32
+	m        *splice
+	v6       bool
+	flows    []tuple // to be forgotten before the next splice
+}
+
+const testSlot = 7
+
+func newWorld(t *testing.T, s *Splicer) *world {
+	s.mu.Lock()
+	err := s.countEngineLocked(testSlot)
+	s.mu.Unlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &world{t: t, s: s, cid: 1, eid: 2, id: 3}
+}
+
+// address returns the end point of a name. The layer-3 programs find their
+// link-layer protocol, in a test run, in the bytes that would be the end of an
+// Ethernet header: with these addresses the source address says IPv4 (0x0800)
+// or IPv6 (0x86dd) there.
+func address(name string, v6 bool) netip.AddrPort {
+	host := map[string]byte{"client": 1, "C": 2, "E": 3, "engine": 4, "stranger": 5}[name]
+	port := map[string]uint16{"client": 1111, "C": 80, "E": 2222, "engine": 8000, "stranger": 9}[name]
+	if v6 {
+		return netip.AddrPortFrom(netip.AddrFrom16([16]byte{0x20, 1, 0xd, 0xb8, 0x86, 0xdd, 15: host}), port)
+	}
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{8, 0, 0, host}), port)
+}
+
+var stateNames = []string{"off", "armed", "claimed", "active", "paused", "done", "folding", "ended"}
+var stepNames = []string{"size-start", "size", "ext", "data", "data-cr", "data-lf", "trailer", "trailer-line", "trailer-lf", "end"}
+
+func indexOf(t *testing.T, names []string, name string) uint32 {
+	for i, n := range names {
+		if n == name {
+			return uint32(i)
+		}
+	}
+	t.Fatalf("%q is none of %v", name, names)
+	return 0
+}
+
+// begin lays out a new splice.
+func (w *world) begin(d *datadriven.TestData) {
+	w.v6 = d.HasArg("v6")
+	number := func(key string, otherwise uint32) uint32 {
+		var s string
+		if !d.MaybeScanArgs(w.t, key, &s) {
+			return otherwise
+		}
+		n, err := strconv.ParseInt(s, 0, 64)
+		if err != nil {
+			d.Fatalf(w.t, "%s: %v", key, err)
+		}
+		return uint32(n)
+	}
+	name := func(key string, names []string, otherwise string) uint32 {
+		d.MaybeScanArgs(w.t, key, &otherwise)
+		return indexOf(w.t, names, otherwise)
+	}
+	c := conn{wire: newTuple(address("client", w.v6), address("C", w.v6)), ifindex: number("c-ifindex", 2), splice: w.id}
+	e := conn{wire: newTuple(address("engine", w.v6), address("E", w.v6)), ifindex: number("e-ifindex", 2), splice: w.id,
+		flags: connEngine, engine: testSlot}
+	c.sock, e.sock = c.wire, e.wire
+	if w.v6 {
+		c.flags |= connV6 | connSockV6
+		e.flags |= connV6 | connSockV6
+	}
+	c.flags |= number("c-flags", 0)
+	e.flags |= number("e-flags", 0)
+	c.shift, e.shift = number("c-shift", number("c-base", 100)), number("e-shift", number("e-base", 40))
+	c.tsFloor, e.tsFloor = number("c-floor", 0), number("e-floor", 0)
+	if c.tsFloor != 0 {
+		c.tsKnown = 1
+	}
+	if e.tsFloor != 0 {
+		e.tsKnown = 1
+	}
+	if d.HasArg("unpaired") {
+		c.splice, e.splice = 0, 0
+	}
+	m := splice{client: w.cid, engine: w.eid, generation: 1}
+	m.eStart, m.cStart = number("e-start", 1000), number("c-start", 5000)
+	next := number("next", m.eStart)
+	m.word = word(name("state", stateNames, "active"), name("step", stepNames, "data"), number("left", 100000), next)
+	if d.HasArg("fixed") {
+		m.fixed = 1
+	}
+	m.cBase, m.eBase = number("c-base", 100), number("e-base", 40)
+	m.cRcv, m.eSnd = number("c-rcv", 700), number("e-snd", 300)
+	m.una = number("una", m.cStart)
+	m.cDue, m.eDue = number("c-due", 0), number("e-due", 0)
+	m.ts, m.tsOut, m.tsBack, m.tsBackKnown = 1, number("ts-out", 50), number("ts-back", 7), 1
+	if d.HasArg("no-ts") {
+		m.ts = 0
+	}
+	if d.HasArg("ts-back-unknown") {
+		m.tsBackKnown = 0
+	}
+	m.tsClient = number("ts-client", 900)
+	m.mss, m.sack, m.window = number("mss", 1460), number("sack", 1), number("window", 64)
+	m.cSndScale, m.cRcvScale = number("c-snd-scale", 7), number("c-rcv-scale", 7)
+	m.eSndScale, m.eRcvScale = number("e-snd-scale", 7), number("e-rcv-scale", 7)
+	w.enter(c, e)
+	*w.m = m
+	w.s.tails[w.id] = tail{}
+}
+
+// pair lays out two plain connections without a story.
+func (w *world) pair() {
+	w.enter(conn{wire: newTuple(address("client", w.v6), address("C", w.v6)), ifindex: 2, splice: w.id},
+		conn{wire: newTuple(address("engine", w.v6), address("E", w.v6)), ifindex: 2, splice: w.id, flags: connEngine, engine: testSlot})
+}
+
+// enter does what Splicer.Enter does, without sockets.
+func (w *world) enter(c, e conn) {
+	for _, f := range w.flows {
+		w.s.flows.Delete(&f)
+	}
+	w.m = &w.s.splices[w.id]
+	w.s.conns[w.cid], w.s.conns[w.eid] = c, e
+	w.flows = []tuple{c.wire, e.wire}
+	for i, id := range []uint32{w.cid, w.eid} {
+		if err := w.s.flows.Put(&w.flows[i], &id); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+}
+
+// field is one line of the state that a packet can change.
+type field struct {
+	name, value string
+}
+
+func (w *world) state() (fs []field) {
+	add := func(name string, v any) { fs = append(fs, field{name, fmt.Sprint(v)}) }
+	m, c, e := w.m, &w.s.conns[w.cid], &w.s.conns[w.eid]
+	add("state", stateNames[wordState(m.word)])
+	add("step", stepNames[wordStep(m.word)])
+	add("left", wordLeft(m.word))
+	add("next", wordNext(m.word))
+	add("una", m.una)
+	add("c-rcv", m.cRcv)
+	add("c-due", m.cDue)
+	add("e-due", m.eDue)
+	add("ts-back", m.tsBack)
+	add("ts-back-known", m.tsBackKnown)
+	add("window", m.window)
+	add("bytes", m.bytes)
+	add("packets", m.packets)
+	add("chunks", m.chunks)
+	add("c-shift", c.shift)
+	add("e-shift", e.shift)
+	add("c-floor", c.tsFloor)
+	add("e-floor", e.tsFloor)
+	var per []engineStats
+	if err := w.s.engines.Lookup(uint32(testSlot), &per); err != nil {
+		w.t.Fatal(err)
+	}
+	var sum engineStats
+	for _, p := range per {
+		sum.Ends += p.Ends
+		sum.Splices += p.Splices
+		for i := range whyMax {
+			sum.Refusals[i] += p.Refusals[i]
+			sum.Pauses[i] += p.Pauses[i]
+		}
+	}
+	add("splices", sum.Splices)
+	add("ends", sum.Ends)
+	for i := range whyMax {
+		add("refusals-"+Why(i).String(), sum.Refusals[i])
+		add("pauses-"+Why(i).String(), sum.Pauses[i])
+	}
+	return fs
+}
+
+var option = regexp.MustCompile(`([a-z0-9-]+)(?:=("(?:[^"\\]|\\.)*"|\S+))?`)
+
+// frame is a packet in the making.
+type frame struct {
+	from, to string
+	v6       bool
+	l3       bool // a device without link-layer header
+	mark     uint32
+	gso      uint32
+	seq, ack uint32
+	win      uint16
+	flags    byte
+	options  []byte
+	payload  []byte
+	frag     bool
+	udp      bool
+	ext      bool // IPv6 hop-by-hop header
+	doff     byte // header length in words, when it is to be a lie
+	ipopt    bool // four bytes of IPv4 options
+	short    int  // bytes cut off
+	pad      int  // bytes behind the packet
+}
+
+const flagLetters = "FSRPAUEC"
+
+func (w *world) parse(line string) frame {
+	from, rest, _ := strings.Cut(line, " ")
+	f := frame{from: from, v6: w.v6, win: 500, flags: 16}
+	f.to = map[string]string{"engine": "E", "client": "C", "C": "client", "E": "engine", "stranger": "C"}[from]
+	if f.to == "" {
+		w.t.Fatalf("%q: nobody is called %q", line, from)
+	}
+	ts := []uint32{2000, 3000}
+	var blocks, raw []byte
+	numbers := func(s string) (n []uint32) {
+		for _, p := range strings.FieldsFunc(s, func(r rune) bool { return r == '/' || r == ',' || r == '-' }) {
+			v, err := strconv.ParseUint(p, 0, 32)
+			if err != nil {
+				w.t.Fatalf("%q: %v", line, err)
+			}
+			n = append(n, uint32(v))
+		}
+		return n
+	}
+	for _, o := range option.FindAllStringSubmatch(rest, -1) {
+		v := o[2]
+		switch o[1] {
+		case "seq":
+			f.seq = numbers(v)[0]
+		case "ack":
+			f.ack = numbers(v)[0]
+		case "win":
+			f.win = uint16(numbers(v)[0])
+		case "flags":
+			f.flags = 0
+			for _, l := range v {
+				i := strings.IndexRune(flagLetters, l)
+				if i < 0 {
+					w.t.Fatalf("%q: no flag %q", line, l)
+				}
+				f.flags |= 1 << i
+			}
+		case "ts":
+			ts = numbers(v)
+		case "no-ts":
+			ts = nil
+		case "sack":
+			for _, n := range numbers(v) {
+				blocks = binary.BigEndian.AppendUint32(blocks, n)
+			}
+		case "opt":
+			b, err := hex.DecodeString(v)
+			if err != nil {
+				w.t.Fatalf("%q: %v", line, err)
+			}
+			raw = b
+		case "data":
+			s, err := strconv.Unquote(v)
+			if err != nil {
+				w.t.Fatalf("%q: %v", line, err)
+			}
+			f.payload = []byte(s)
+		case "len":
+			f.payload = bytes.Repeat([]byte{'x'}, int(numbers(v)[0]))
+		case "gso":
+			f.gso = numbers(v)[0]
+		case "marked":
+			f.mark = 0x1f5a0001
+		case "l3":
+			f.l3 = true
+		case "frag":
+			f.frag = true
+		case "udp":
+			f.udp = true
+		case "ext":
+			f.ext = true
+		case "short":
+			f.short = int(numbers(v)[0])
+		case "doff":
+			f.doff = byte(numbers(v)[0])
+		case "ipopt":
+			f.ipopt = true
+		case "pad":
+			f.pad = int(numbers(v)[0])
+		default:
+			w.t.Fatalf("%q: unknown %q", line, o[1])
+		}
+	}
+	if ts != nil {
+		f.options = append(f.options, 1, 1, 8, 10)
+		f.options = binary.BigEndian.AppendUint32(f.options, ts[0])
+		f.options = binary.BigEndian.AppendUint32(f.options, ts[1])
+	}
+	if blocks != nil {
+		f.options = append(f.options, 1, 1, 5, byte(2+len(blocks)))
+		f.options = append(f.options, blocks...)
+	}
+	f.options = append(f.options, raw...)
+	return f
+}
+
+// bytes builds the packet, checksums included.
+func (f *frame) bytes() []byte {
+	src, dst := address(f.from, f.v6), address(f.to, f.v6)
+	tcp := binary.BigEndian.AppendUint16(nil, src.Port())
+	tcp = binary.BigEndian.AppendUint16(tcp, dst.Port())
+	tcp = binary.BigEndian.AppendUint32(tcp, f.seq)
+	tcp = binary.BigEndian.AppendUint32(tcp, f.ack)
+	tcp = append(tcp, byte(20+len(f.options))/4<<4, f.flags)
+	tcp = binary.BigEndian.AppendUint16(tcp, f.win)
+	tcp = append(tcp, 0, 0, 0, 0)
+	tcp = append(tcp, f.options...)
+	tcp = append(tcp, f.payload...)
+	if f.doff > 0 {
+		tcp[12] = f.doff << 4
+	}
+	proto := byte(6)
+	if f.udp {
+		proto = 17
+	}
+	binary.BigEndian.PutUint16(tcp[16:], ^sum16(tcp, pseudo(src.Addr(), dst.Addr(), len(tcp))))
+	var b []byte
+	if !f.l3 {
+		b = append(b, 2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2)
+		if f.v6 {
+			b = append(b, 0x86, 0xdd)
+		} else {
+			b = append(b, 0x08, 0x00)
+		}
+	}
+	if f.v6 {
+		next := proto
+		var ext []byte
+		if f.ext {
+			ext, next = []byte{proto, 0, 1, 4, 0, 0, 0, 0}, 0
+		}
+		b = append(b, 0x60, 0, 0, 0)
+		b = binary.BigEndian.AppendUint16(b, uint16(len(ext)+len(tcp)))
+		b = append(b, next, 64)
+		b = append(b, src.Addr().AsSlice()...)
+		b = append(b, dst.Addr().AsSlice()...)
+		b = append(b, ext...)
+	} else {
+		ip := []byte{0x45, 0}
+		ip = binary.BigEndian.AppendUint16(ip, uint16(20+len(tcp)))
+		ip = append(ip, 0, 1, 0x40, 0, 64, proto, 0, 0)
+		if f.frag {
+			ip[6] = 0x20
+		}
+		ip = append(ip, src.Addr().AsSlice()...)
+		ip = append(ip, dst.Addr().AsSlice()...)
+		if f.ipopt {
+			ip[0], ip[3] = 0x46, ip[3]+4
+			ip = append(ip, 1, 1, 1, 0)
+		}
+		binary.BigEndian.PutUint16(ip[10:], ^sum16(ip, 0))
+		b = append(b, ip...)
+	}
+	b = append(b, tcp...)
+	b = append(b, make([]byte, f.pad)...)
+	return b[:len(b)-f.short]
+}
+
+func pseudo(src, dst netip.Addr, n int) uint32 {
+	b := append(src.AsSlice(), dst.AsSlice()...)
+	b = append(b, 0, 6)
+	b = binary.BigEndian.AppendUint16(b, uint16(n))
+	return uint32(sum16(b, 0))
+}
+
+// sum16 is the Internet checksum, not yet inverted.
+func sum16(b []byte, sum uint32) uint16 {
+	for i, x := range b {
+		if i&1 == 0 {
+			sum += uint32(x) << 8
+		} else {
+			sum += uint32(x)
+		}
+		sum = sum&0xffff + sum>>16
+	}
+	return uint16(sum&0xffff + sum>>16)
+}
+
+// decode turns a packet into one line. Whatever is not as it must be is in
+// capitals.
+func (f *frame) decode(b []byte) string {
+	var out strings.Builder
+	bad := ""
+	var src, dst netip.Addr
+	if f.v6 {
+		src, dst = netip.AddrFrom16([16]byte(b[8:24])), netip.AddrFrom16([16]byte(b[24:40]))
+		b = b[40 : 40+int(binary.BigEndian.Uint16(b[4:]))]
+	} else {
+		ihl := b[0] & 15 * 4
+		if sum16(b[:ihl], 0) != 0xffff {
+			bad += " IP-CHECKSUM-BAD"
+		}
+		src, dst = netip.AddrFrom4([4]byte(b[12:16])), netip.AddrFrom4([4]byte(b[16:20]))
+		b = b[ihl:binary.BigEndian.Uint16(b[2:])]
+	}
+	if sum16(b, pseudo(src, dst, len(b))) != 0xffff {
+		bad += " TCP-CHECKSUM-BAD"
+	}
+	who := func(a netip.Addr, port []byte) string {
+		ap := netip.AddrPortFrom(a, binary.BigEndian.Uint16(port))
+		for _, n := range []string{"client", "C", "E", "engine"} {
+			if address(n, f.v6) == ap {
+				return n
+			}
+		}
+		return ap.String()
+	}
+	fmt.Fprintf(&out, "%s>%s ", who(src, b), who(dst, b[2:]))
+	for i, l := range flagLetters {
+		if b[13]>>i&1 == 1 {
+			out.WriteRune(l)
+		}
+	}
+	fmt.Fprintf(&out, " seq=%d ack=%d win=%d", binary.BigEndian.Uint32(b[4:]), binary.BigEndian.Uint32(b[8:]), binary.BigEndian.Uint16(b[14:]))
+	opts := b[20 : b[12]>>4<<2]
+	for len(opts) > 0 {
+		switch {
+		case opts[0] <= 1:
+			opts = opts[1:]
+			continue
+		case opts[0] == 8:
+			fmt.Fprintf(&out, " ts=%d/%d", binary.BigEndian.Uint32(opts[2:]), binary.BigEndian.Uint32(opts[6:]))
+		case opts[0] == 5:
+			sep := " sack="
+			for i := 2; i < int(opts[1]); i += 8 {
+				fmt.Fprintf(&out, "%s%d-%d", sep, binary.BigEndian.Uint32(opts[i:]), binary.BigEndian.Uint32(opts[i+4:]))
+				sep = ","
+			}
+		default:
+			fmt.Fprintf(&out, " opt=%x", opts[:opts[1]])
+		}
+		opts = opts[opts[1]:]
+	}
+	payload := b[b[12]>>4<<2:]
+	fmt.Fprintf(&out, " len=%d", len(payload))
+	if !bytes.Equal(payload, f.payload) {
+		bad += " PAYLOAD-CHANGED"
+	}
+	if bad == "" {
+		return out.String() + " checksums ok"
+	}
+	return out.String() + bad
+}
+
+// skb mirrors the kernel's struct __sk_buff, the context of a test run.
+type skb struct {
+	Len, PktType, Mark uint32
+	_                  [33]uint32
+	FlowKeys, Tstamp   uint64
+	WireLen, GsoSegs   uint32
+	Sk                 uint64
+	GsoSize            uint32
+	TstampType         uint32
+	Hwtstamp           uint64
+}
+
+// run puts a packet through the program of its direction and device.
+func (w *world) run(f *frame, b []byte) (verdict int32, out []byte, mark uint32) {
+	w.t.Helper()
+	hook := egressEthernet
+	if f.from == "engine" || f.from == "client" || f.from == "stranger" {
+		hook = ingressEthernet
+	}
+	if f.l3 {
+		hook++
+	}
+	in, back := skb{Mark: f.mark, GsoSize: f.gso}, skb{}
+	if f.gso > 0 {
+		in.GsoSegs = (uint32(len(f.payload)) + f.gso - 1) / f.gso
+	}
+	o := ebpf.RunOptions{Data: b, DataOut: make([]byte, len(b)+64), Context: in, ContextOut: &back}
+	ret, err := w.s.programs[hook].Run(&o)
+	if err != nil {
+		w.t.Fatalf("run: %v", err)
+	}
+	return int32(ret), o.DataOut, back.Mark
+}
+
+// send runs one packet and says what became of it and of the splice.
+func (w *world) send(line string, out *strings.Builder) {
+	f := w.parse(line)
+	b := f.bytes()
+	before := w.state()
+	carried := wordState(w.m.word)
+	woken := w.s.wakeups.Load()
+	verdict, after, mark := w.run(&f, b)
+	what, known := map[int32]string{-1: "next", 7: "redirect"}[verdict]
+	if !known {
+		what = fmt.Sprintf("VERDICT %d", verdict)
+	}
+	if bytes.Equal(b, after) {
+		if mark != f.mark {
+			what += " marked"
+		}
+		fmt.Fprintf(out, "  %s, as it came\n", what)
+	} else {
+		l3 := 14
+		if f.l3 && len(after) == len(b) {
+			l3 = 0
+		}
+		if mark != 0x1f5a0001 {
+			what += " NOT MARKED"
+		}
+		if l3 > 0 && !bytes.Equal(after[:14], b[:14]) {
+			what += fmt.Sprintf(" link=%x", after[:14])
+		}
+		fmt.Fprintf(out, "  %s %s\n", what, f.decode(after[l3:]))
+	}
+	now := w.state()
+	var changed []string
+	for i := range now {
+		if now[i] != before[i] {
+			v := now[i].value
+			if strings.HasPrefix(now[i].name, "refusals-") || strings.HasPrefix(now[i].name, "pauses-") ||
+				now[i].name == "splices" || now[i].name == "ends" {
+				changed = append(changed, now[i].name+"++")
+			} else {
+				changed = append(changed, now[i].name+"="+v)
+			}
+		}
+	}
+	// A splice that settles tells userspace.
+	if st := wordState(w.m.word); (st == stateEnded || st == stateOff) && carried >= stateActive && carried <= stateFolding {
+		for i := 0; i < 200 && w.s.wakeups.Load() == woken; i++ {
+			time.Sleep(5 * time.Millisecond)
+		}
+		switch w.s.wakeups.Load() - woken {
+		case 1:
+			changed = append(changed, "event")
+		default:
+			changed = append(changed, fmt.Sprintf("%d EVENTS", w.s.wakeups.Load()-woken))
+		}
+	}
+	if len(changed) > 0 {
+		fmt.Fprintf(out, "  %s\n", strings.Join(changed, " "))
+	}
+}
