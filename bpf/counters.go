@@ -1,6 +1,8 @@
 package bpf
 
 import (
+	"fmt"
+	"slices"
 	"sync/atomic"
 
 	"github.com/cilium/ebpf"
@@ -8,12 +10,12 @@ import (
 )
 
 // EngineCounters is what the kernel carried from one engine since it was first
-// entered, summed over CPUs.
+// entered.
 type EngineCounters struct {
 	Slot                                  int
 	Packets, Bytes, Chunks, Splices, Ends uint64
-	// StreamNanos is the time from first to last packet, over streams that
-	// ended in the kernel. GapNanos is the sum of all gaps between packets.
+	// StreamNanos is the time from first to last packet of each response.
+	// GapNanos is the sum of all gaps between packets.
 	StreamNanos, GapNanos uint64
 	// Gaps counts gaps between packets of one stream; bucket i holds those
 	// below GapBound(i), the last one the rest.
@@ -25,40 +27,62 @@ type EngineCounters struct {
 // nanoseconds: powers of two from 16.4 us.
 func GapBound(i int) uint64 { return 1 << (14 + i) }
 
-// Counters reads the counters of every engine entered so far.
+// add counts what one response was carried.
+func (c *EngineCounters) add(m *splice) {
+	c.Packets += atomic.LoadUint64(&m.packets)
+	c.Bytes += atomic.LoadUint64(&m.bytes)
+	c.Chunks += atomic.LoadUint64(&m.chunks)
+	c.Splices += uint64(atomic.LoadUint32(&m.starts))
+	c.Ends += uint64(atomic.LoadUint32(&m.ends))
+	c.StreamNanos += atomic.LoadUint64(&m.lastNs) - atomic.LoadUint64(&m.firstNs)
+	c.GapNanos += atomic.LoadUint64(&m.gapNs)
+	for i := range c.Gaps {
+		c.Gaps[i] += uint64(atomic.LoadUint32(&m.gaps[i]))
+	}
+}
+
+// Counters reads the counters of every engine entered so far, responses that
+// are still carried included.
 func (s *Splicer) Counters() ([]EngineCounters, error) {
-	var all []EngineCounters
-	var slot uint32
-	cpus := make([]engineStats, ebpf.MustPossibleCPU())
-	it := s.engines.Iterate()
-	for it.Next(&slot, &cpus) {
-		if slot == selfTestSlot {
-			continue
+	s.mu.Lock()
+	bySlot := make(map[uint32]EngineCounters, len(s.carried))
+	for slot, c := range s.carried {
+		if slot != selfTestSlot {
+			bySlot[slot] = *c
 		}
-		c := EngineCounters{Slot: int(slot), Refusals: map[string]uint64{}, Pauses: map[string]uint64{}}
-		for _, st := range cpus {
-			c.Packets += st.Packets
-			c.Bytes += st.Bytes
-			c.Chunks += st.Chunks
-			c.Splices += st.Splices
-			c.Ends += st.Ends
-			c.StreamNanos += st.StreamNs
-			c.GapNanos += st.GapNs
-			for i, n := range st.Gaps {
-				c.Gaps[i] += n
+	}
+	for i := range s.live {
+		if p := s.live[i].Load(); p != nil {
+			slot := s.conns[p.m.engine].engine
+			if c, ok := bySlot[slot]; ok {
+				c.add(p.m)
+				bySlot[slot] = c
 			}
+		}
+	}
+	s.mu.Unlock()
+
+	all := make([]EngineCounters, 0, len(bySlot))
+	cpus := make([]refusals, ebpf.MustPossibleCPU())
+	for slot, c := range bySlot {
+		if err := s.engines.Lookup(slot, &cpus); err != nil {
+			return nil, fmt.Errorf("refusals of engine %d: %w", slot, err)
+		}
+		c.Refusals, c.Pauses = map[string]uint64{}, map[string]uint64{}
+		for _, r := range cpus {
 			for i := 1; i < whyMax; i++ {
-				if st.Refusals[i] > 0 {
-					c.Refusals[Why(i).String()] += st.Refusals[i]
+				if n := r.Refusals[i]; n > 0 {
+					c.Refusals[Why(i).String()] += n
 				}
-				if st.Pauses[i] > 0 {
-					c.Pauses[Why(i).String()] += st.Pauses[i]
+				if n := r.Pauses[i]; n > 0 {
+					c.Pauses[Why(i).String()] += n
 				}
 			}
 		}
 		all = append(all, c)
 	}
-	return all, it.Err()
+	slices.SortFunc(all, func(a, b EngineCounters) int { return a.Slot - b.Slot })
+	return all, nil
 }
 
 // Census counts the splices joined now, by state, and the connections.

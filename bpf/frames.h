@@ -144,6 +144,10 @@ static long frame_loop(__u32 i, struct walk *w)
 /* frames walks w->c to the end of the packet or of the body. */
 static __always_inline void frames(struct walk *w)
 {
+	/* A packet of one token needs no more than these. */
+	for (int i = 0; i < 4; i++)
+		if (frame_run(w->skb, &w->c))
+			return;
 	if (use_bpf_loop) {
 		bpf_loop(LOOP_RUNS, frame_loop, w, 0);
 	} else {

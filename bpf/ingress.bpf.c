@@ -42,7 +42,7 @@ static __always_inline __u64 load(struct splice *s)
 static __always_inline void count_refusal(struct splice *s, __u32 engine, __u32 why, int pause)
 {
 	s->refused = why;
-	struct engine_stats *st = bpf_map_lookup_elem(&engines, &engine);
+	struct refusals *st = bpf_map_lookup_elem(&engines, &engine);
 	if (!st || why >= WHY_MAX)
 		return;
 	if (pause)
@@ -257,7 +257,7 @@ static __noinline int to_client(struct __sk_buff *skb, struct packet *p, struct 
 		h.tsecr = bpf_htonl(s->ts_back_known ? bpf_ntohl(h.tsecr) - s->ts_back : s->ts_client);
 		forward_clock(c, v);
 	}
-	if (write_head(skb, p, &h) || write_addresses(skb, p, &c->wire))
+	if (write_headers(skb, p, &h, &c->wire))
 		return TC_NEXT;
 	return redirect(skb, p, c);
 }
@@ -285,7 +285,7 @@ static __noinline int to_engine(struct __sk_buff *skb, struct packet *p, struct 
 		h.tsecr = bpf_htonl(bpf_ntohl(h.tsecr) - s->ts_out);
 		forward_clock(e, v);
 	}
-	if (write_head(skb, p, &h) || write_addresses(skb, p, &e->wire))
+	if (write_headers(skb, p, &h, &e->wire))
 		return TC_NEXT;
 	if (p->hlen > (p->ts ? HEAD_TS : HEAD_PLAIN)) {
 		/* Blocks of carried bytes mean something to the engine, others not. */
@@ -351,7 +351,9 @@ static __noinline void keep_tail(struct __sk_buff *skb, __u32 id, __u32 end_off,
 		bpf_skb_load_bytes(skb, end - rest, &t->bytes[0], rest);
 }
 
-static __noinline void count_packet(struct splice *s, struct conn *e, __u32 len, __u32 chunks, int first)
+/* count_packet counts in the splice: userspace sums up by engine when the
+ * response is over, which spares every packet a look-up. */
+static __always_inline void count_packet(struct splice *s, __u32 len, __u32 chunks, int first, int ended)
 {
 	__u64 now = bpf_ktime_get_ns();
 	__u64 gap = now - s->last_ns;
@@ -361,28 +363,30 @@ static __noinline void count_packet(struct splice *s, struct conn *e, __u32 len,
 	s->chunks += chunks;
 	if (s->packets == 1)
 		s->first_ns = s->ack_ns = now;
-	struct engine_stats *st = bpf_map_lookup_elem(&engines, &e->engine);
-	if (!st)
+	if (ended)
+		s->ends++;
+	if (first) {
+		s->starts++;
 		return;
-	st->packets++;
-	st->bytes += len;
-	st->chunks += chunks;
-	if (first)
-		st->splices++;
-	if (STATE(load(s)) == DONE) {
-		st->ends++;
-		st->stream_ns += now - s->first_ns;
 	}
-	if (!first) {
-		st->gap_ns += gap;
-		__u64 units = gap >> 14; /* 16.4 us */
-		__u32 b = 0;
-#pragma unroll
-		for (int i = 0; i < GAP_BUCKETS - 1; i++)
-			b += units >> i != 0;
-		if (b < GAP_BUCKETS)
-			st->gaps[b]++;
-	}
+	s->gap_ns += gap;
+	/* The bucket is the number of bits of the gap in units of 16.4 us. */
+	__u64 units = gap >> 14;
+	__u32 x = units >> 32 ? ~0u : (__u32)units, b = 0;
+	if (x >> 16)
+		x >>= 16, b += 16;
+	if (x >> 8)
+		x >>= 8, b += 8;
+	if (x >> 4)
+		x >>= 4, b += 4;
+	if (x >> 2)
+		x >>= 2, b += 2;
+	if (x >> 1)
+		x >>= 1, b += 1;
+	b += x;
+	if (b >= GAP_BUCKETS)
+		b = GAP_BUCKETS - 1;
+	s->gaps[b & 31]++;
 }
 
 static __noinline int from_engine(struct __sk_buff *skb, struct packet *p, struct conn *e)
@@ -494,7 +498,7 @@ static __noinline int from_engine(struct __sk_buff *skb, struct packet *p, struc
 			return to_client(skb, p, s, c);
 		return engine_local(skb, p, s, e, w);
 	}
-	count_packet(s, e, end - next, walk.c.chunks, starting);
+	count_packet(s, end - next, walk.c.chunks, starting, ended);
 	return to_client(skb, p, s, c);
 }
 
@@ -554,7 +558,7 @@ static __noinline int from_client(struct __sk_buff *skb, struct packet *p, struc
 	__u32 off = p->ack - s->c_start;
 	int in_range = off <= len; /* a negative offset is a large number */
 	int beyond = !in_range && (__s32)off > 0;
-	s->ack_ns = bpf_ktime_get_ns();
+	s->ack_ns = bpf_ktime_get_coarse_ns();
 	if (in_range || beyond) {
 		__u32 una = beyond ? s->c_start + len : p->ack;
 		__u32 was = *(volatile __u32 *)&s->una;

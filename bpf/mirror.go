@@ -93,6 +93,9 @@ type splice struct {
 	_                                          uint32
 	bytes, packets, chunks                     uint64
 	firstNs, lastNs, ackNs                     uint64
+	gapNs                                      uint64
+	starts, ends                               uint32
+	gaps                                       [32]uint32
 }
 
 type wire struct {
@@ -111,11 +114,8 @@ const (
 	tailBytes  = 1024
 )
 
-type engineStats struct {
-	Packets, Bytes, Chunks, Splices, Ends uint64
-	StreamNs, GapNs                       uint64
-	Gaps                                  [gapBuckets]uint64
-	Refusals, Pauses                      [whyMax]uint64
+type refusals struct {
+	Refusals, Pauses [whyMax]uint64
 }
 
 type tail struct {
@@ -134,7 +134,7 @@ func checkMirrors(maps map[string]*ebpf.MapSpec) error {
 		{"flows", unsafe.Sizeof(tuple{}), 4},
 		{"wires", 8, unsafe.Sizeof(wire{})},
 		{"arrivals", unsafe.Sizeof(tuple{}), 4},
-		{"engines", 4, unsafe.Sizeof(engineStats{})},
+		{"engines", 4, unsafe.Sizeof(refusals{})},
 	} {
 		s, ok := maps[m.name]
 		if !ok {

@@ -24,9 +24,12 @@ struct tcp_head {
 #define HEAD_PLAIN 20
 #define HEAD_TS 32
 
-/* struct packet is a parsed packet. It lives on the stack of one run. */
+/* struct packet is a parsed packet. It lives on the stack of one run. ip and
+ * head lie as on the wire, IPv4 in the second half of ip, so that both are read
+ * and written in one call each: helper calls are what a run is made of. */
 struct packet {
 	struct tuple tuple;   /* remote is the other host, whatever the direction */
+	__u32 ip[10];
 	struct tcp_head head; /* as it came */
 	__u32 l3, l4;         /* offsets of the IP and TCP headers */
 	__u32 v6;
@@ -35,6 +38,8 @@ struct packet {
 	__u32 len;  /* payload */
 	__u32 ts;   /* the timestamp option is where it is expected */
 };
+#define V4 20
+#define V6 40
 
 static __always_inline int before(__u32 a, __u32 b)
 {
@@ -42,49 +47,51 @@ static __always_inline int before(__u32 a, __u32 b)
 }
 
 /* read_packet fills p, and says whether the packet is TCP that can be looked
- * at: not a fragment, no VLAN tag in front, no IPv6 extension header. l3 is
- * the length of the link-layer header. */
+ * at: not a fragment, no VLAN tag in front, neither IP options nor extension
+ * headers. l3 is the length of the link-layer header. */
 static __always_inline int read_packet(struct __sk_buff *skb, __u32 l3, int inbound, struct packet *p)
 {
 	__u32 total;
 	if (skb->vlan_present)
 		return 0;
-	__builtin_memset(p, 0, sizeof(*p));
+	__builtin_memset(&p->head.nop1, 0, HEAD_TS - HEAD_PLAIN);
 	p->l3 = l3;
 	__u32 *source = inbound ? p->tuple.remote : p->tuple.local;
 	__u32 *dest = inbound ? p->tuple.local : p->tuple.remote;
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
-		struct iphdr ip;
-		if (bpf_skb_load_bytes(skb, l3, &ip, sizeof(ip)))
+		struct iphdr *ip = (void *)&p->ip[5];
+		if (bpf_skb_load_bytes(skb, l3, ip, V4 + HEAD_TS) &&
+		    bpf_skb_load_bytes(skb, l3, ip, V4 + HEAD_PLAIN))
 			return 0;
-		if (ip.protocol != IPPROTO_TCP || (ip.frag_off & bpf_htons(0x3fff)))
+		if (ip->protocol != IPPROTO_TCP || ip->ihl != 5 || (ip->frag_off & bpf_htons(0x3fff)))
 			return 0;
-		p->l4 = l3 + ip.ihl * 4;
-		total = l3 + bpf_ntohs(ip.tot_len);
+		p->v6 = 0;
+		p->l4 = l3 + V4;
+		total = l3 + bpf_ntohs(ip->tot_len);
+		source[0] = source[1] = dest[0] = dest[1] = 0;
 		source[2] = dest[2] = bpf_htonl(0xffff);
-		source[3] = ip.saddr;
-		dest[3] = ip.daddr;
+		source[3] = ip->saddr;
+		dest[3] = ip->daddr;
 	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
-		struct ipv6hdr ip;
-		if (bpf_skb_load_bytes(skb, l3, &ip, sizeof(ip)))
+		struct ipv6hdr *ip = (void *)p->ip;
+		if (bpf_skb_load_bytes(skb, l3, ip, V6 + HEAD_TS) &&
+		    bpf_skb_load_bytes(skb, l3, ip, V6 + HEAD_PLAIN))
 			return 0;
-		if (ip.nexthdr != IPPROTO_TCP)
+		if (ip->nexthdr != IPPROTO_TCP)
 			return 0;
 		p->v6 = 1;
-		p->l4 = l3 + sizeof(ip);
-		total = p->l4 + bpf_ntohs(ip.payload_len);
-		__builtin_memcpy(source, &ip.saddr, 16);
-		__builtin_memcpy(dest, &ip.daddr, 16);
+		p->l4 = l3 + V6;
+		total = p->l4 + bpf_ntohs(ip->payload_len);
+		__builtin_memcpy(source, &ip->saddr, 16);
+		__builtin_memcpy(dest, &ip->daddr, 16);
 	} else {
 		return 0;
 	}
-	if (bpf_skb_load_bytes(skb, p->l4, &p->head, HEAD_PLAIN))
-		return 0;
 	p->hlen = p->head.doff >> 4 << 2;
 	if (p->hlen < HEAD_PLAIN)
 		return 0;
 	/* Packets merged beyond 64 KiB (BIG TCP) have no length in the header. */
-	if (skb->gso_segs > 1 && skb->len > 65535)
+	if (skb->len > 65535 && skb->gso_segs > 1)
 		total = skb->len;
 	if (total > skb->len || total < p->l4 + p->hlen)
 		return 0;
@@ -93,57 +100,86 @@ static __always_inline int read_packet(struct __sk_buff *skb, __u32 l3, int inbo
 	p->ack = bpf_ntohl(p->head.ack);
 	p->tuple.rport = inbound ? p->head.source : p->head.dest;
 	p->tuple.lport = inbound ? p->head.dest : p->head.source;
-	if (p->hlen >= HEAD_TS) {
-		if (bpf_skb_load_bytes(skb, p->l4 + HEAD_PLAIN, &p->head.nop1, HEAD_TS - HEAD_PLAIN))
-			return 0;
-		p->ts = p->head.nop1 == 1 && p->head.nop2 == 1 && p->head.kind == 8 && p->head.length == 10;
-	}
+	p->ts = p->hlen >= HEAD_TS && p->head.nop1 == 1 && p->head.nop2 == 1 &&
+		p->head.kind == 8 && p->head.length == 10;
 	return 1;
 }
 
-/* write_head replaces the TCP header by h, keeping the checksum right. It
- * comes before every other change of the packet: it puts the checksum that the
- * packet came with back first. */
-static __always_inline int write_head(struct __sk_buff *skb, struct packet *p, struct tcp_head *h)
+/* fold_sum brings a sum of 32-bit words to the 32 bits that the checksum
+ * helpers take. */
+static __always_inline __u32 fold_sum(__u64 sum)
 {
-	__s64 diff;
-	if (p->ts) {
-		diff = bpf_csum_diff((void *)&p->head, HEAD_TS, (void *)h, HEAD_TS, 0);
-		if (bpf_skb_store_bytes(skb, p->l4, h, HEAD_TS, 0))
-			return -1;
-	} else {
-		diff = bpf_csum_diff((void *)&p->head, HEAD_PLAIN, (void *)h, HEAD_PLAIN, 0);
-		if (bpf_skb_store_bytes(skb, p->l4, h, HEAD_PLAIN, 0))
-			return -1;
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	return (sum & 0xffffffff) + (sum >> 32);
+}
+
+/* swap_head puts h in the place of p->head and returns the difference for the
+ * checksum. Words that did not change add ones' complement zero. */
+static __always_inline __u32 swap_head(struct packet *p, const struct tcp_head *h)
+{
+	__u32 *was = (void *)&p->head, *now = (void *)h;
+	__u64 sum = 0;
+#pragma unroll
+	for (int i = 0; i < HEAD_TS / 4; i++) {
+		sum += (__u64)(__u32)~was[i] + now[i];
+		was[i] = now[i];
 	}
+	return fold_sum(sum);
+}
+
+/* write_head replaces the packet's TCP header by h, keeping the checksum
+ * right. It comes before every other change of the packet: it puts the
+ * checksum that the packet came with back first. */
+static __always_inline int write_head(struct __sk_buff *skb, struct packet *p, const struct tcp_head *h)
+{
+	__u32 diff = swap_head(p, h);
+	if (p->ts ? bpf_skb_store_bytes(skb, p->l4, &p->head, HEAD_TS, 0)
+		  : bpf_skb_store_bytes(skb, p->l4, &p->head, HEAD_PLAIN, 0))
+		return -1;
 	return bpf_l4_csum_replace(skb, p->l4 + 16, 0, diff, 0);
 }
 
-/* write_addresses makes the packet one from `to->local` to `to->remote`. */
-static __always_inline int write_addresses(struct __sk_buff *skb, struct packet *p, const struct tuple *to)
+/* write_headers makes the packet one from `to->local` to `to->remote`, with h
+ * as its TCP header. As write_head it comes before other changes. */
+static __always_inline int write_headers(struct __sk_buff *skb, struct packet *p, const struct tcp_head *h, const struct tuple *to)
 {
-	__s64 diff;
-	__be32 was[8], now[8];
+	__u32 diff = swap_head(p, h);
+	__u64 sum = 0;
+	long err;
 	if (p->v6) {
-		__builtin_memcpy(was, p->tuple.remote, 16);
-		__builtin_memcpy(was + 4, p->tuple.local, 16);
-		__builtin_memcpy(now, to->local, 16);
-		__builtin_memcpy(now + 4, to->remote, 16);
-		diff = bpf_csum_diff(was, 32, now, 32, 0);
-		if (bpf_skb_store_bytes(skb, p->l3 + 8, now, 32, 0))
-			return -1;
+		/* source and destination are the last eight words */
+#pragma unroll
+		for (int i = 0; i < 4; i++) {
+			sum += (__u64)(__u32)~p->ip[2 + i] + to->local[i];
+			sum += (__u64)(__u32)~p->ip[6 + i] + to->remote[i];
+			p->ip[2 + i] = to->local[i];
+			p->ip[6 + i] = to->remote[i];
+		}
+		err = p->ts ? bpf_skb_store_bytes(skb, p->l3, p->ip, V6 + HEAD_TS, 0)
+			    : bpf_skb_store_bytes(skb, p->l3, p->ip, V6 + HEAD_PLAIN, 0);
 	} else {
-		was[0] = p->tuple.remote[3];
-		was[1] = p->tuple.local[3];
-		now[0] = to->local[3];
-		now[1] = to->remote[3];
-		diff = bpf_csum_diff(was, 8, now, 8, 0);
-		if (bpf_skb_store_bytes(skb, p->l3 + 12, now, 8, 0))
-			return -1;
-		if (bpf_l3_csum_replace(skb, p->l3 + 10, 0, diff, 0))
-			return -1;
+		struct iphdr *ip = (void *)&p->ip[5];
+		sum = (__u64)(__u32)~ip->saddr + to->local[3];
+		sum += (__u64)(__u32)~ip->daddr + to->remote[3];
+		ip->saddr = to->local[3];
+		ip->daddr = to->remote[3];
+		/* RFC 1624: the new checksum is the complement of the complement
+		 * of the old one plus the difference. */
+		__u32 c = fold_sum(sum);
+		c = (c & 0xffff) + (c >> 16) + (__u16)~ip->check;
+		c = (c & 0xffff) + (c >> 16);
+		c = (c & 0xffff) + (c >> 16);
+		ip->check = ~c;
+		err = p->ts ? bpf_skb_store_bytes(skb, p->l3, ip, V4 + HEAD_TS, 0)
+			    : bpf_skb_store_bytes(skb, p->l3, ip, V4 + HEAD_PLAIN, 0);
 	}
-	return bpf_l4_csum_replace(skb, p->l4 + 16, 0, diff, BPF_F_PSEUDO_HDR);
+	if (err)
+		return -1;
+	/* Apart, because a packet whose checksum the hardware completes carries
+	 * only the addresses' part of it so far. */
+	if (bpf_l4_csum_replace(skb, p->l4 + 16, 0, fold_sum(sum), BPF_F_PSEUDO_HDR))
+		return -1;
+	return bpf_l4_csum_replace(skb, p->l4 + 16, 0, diff, 0);
 }
 
 /* Where the SACK option's edges are, and how many. Linux and everybody else

@@ -4,17 +4,23 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/hex"
+	"errors"
 	"fmt"
+	"net"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/cockroachdb/datadriven"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // TestPrograms tells the stories in testdata: packet by packet, what the
@@ -260,6 +266,7 @@ var option = regexp.MustCompile(`([a-z0-9-]+)(?:=("(?:[^"\\]|\\.)*"|\S+))?`)
 // frame is a packet in the making.
 type frame struct {
 	from, to string
+	src, dst netip.AddrPort // instead of from's and to's
 	v6       bool
 	l3       bool // a device without link-layer header
 	mark     uint32
@@ -379,6 +386,9 @@ func (w *world) parse(line string) frame {
 // bytes builds the packet, checksums included.
 func (f *frame) bytes() []byte {
 	src, dst := address(f.from, f.v6), address(f.to, f.v6)
+	if f.src.IsValid() {
+		src, dst = f.src, f.dst
+	}
 	tcp := binary.BigEndian.AppendUint16(nil, src.Port())
 	tcp = binary.BigEndian.AppendUint16(tcp, dst.Port())
 	tcp = binary.BigEndian.AppendUint32(tcp, f.seq)
@@ -536,6 +546,10 @@ type skb struct {
 	Hwtstamp           uint64
 }
 
+// testChecksumComplete (BPF_F_TEST_SKB_CHECKSUM_COMPLETE) makes the packet one
+// whose sum the device has taken, and the kernel compare it afterwards.
+const testChecksumComplete = 1 << 2
+
 // run puts a packet through the program of its direction and device.
 func (w *world) run(f *frame, b []byte) (verdict int32, out []byte, mark uint32) {
 	w.t.Helper()
@@ -551,7 +565,19 @@ func (w *world) run(f *frame, b []byte) (verdict int32, out []byte, mark uint32)
 		in.GsoSegs = (uint32(len(f.payload)) + f.gso - 1) / f.gso
 	}
 	o := ebpf.RunOptions{Data: b, DataOut: make([]byte, len(b)+64), Context: in, ContextOut: &back}
+	if !f.l3 {
+		o.Flags = testChecksumComplete
+	}
 	ret, err := w.s.programs[hook].Run(&o)
+	if errors.Is(err, unix.EINVAL) && o.Flags != 0 { // before Linux 6.17
+		o.Flags = 0
+		ret, err = w.s.programs[hook].Run(&o)
+	}
+	if errors.Is(err, unix.EBADMSG) {
+		w.t.Errorf("%s>%s: the sum over the packet, as a device leaves it, is no longer right", f.from, f.to)
+		o.Flags = 0
+		ret, err = w.s.programs[hook].Run(&o)
+	}
 	if err != nil {
 		w.t.Fatalf("run: %v", err)
 	}
@@ -615,5 +641,277 @@ func (w *world) send(line string, out *strings.Builder) {
 	}
 	if len(changed) > 0 {
 		fmt.Fprintf(out, "  %s\n", strings.Join(changed, " "))
+	}
+}
+
+// TestTakeOver offers an armed splice a packet while the proxy's two sockets,
+// real ones, are in the states that matter.
+func TestTakeOver(t *testing.T) {
+	s := newSplicer(t, Options{MaxSplices: 16})
+	if os.Getenv("INFERRAIL_IN_NETNS") == "" {
+		t.Skip("no network namespace whose loopback device may be changed")
+	}
+	w := newWorld(t, s)
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := netlink.LinkSetMTU(lo, 1500); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { netlink.LinkSetMTU(lo, lo.Attrs().MTU) })
+	ts := []byte{1, 1, 8, 10, 0, 0, 0, 1, 0, 0, 0, 2}
+	type sockets struct{ client, c, e, engine *net.TCPConn }
+	f := func(name, want string, prepare func(t *testing.T, r sockets, f *frame), check func(t *testing.T, m *splice)) {
+		t.Run(name, func(t *testing.T) {
+			w.t = t
+			var r sockets
+			r.client, r.c = pair(t, "tcp4", "127.0.0.1:0")
+			r.e, r.engine = pair(t, "tcp4", "127.0.0.1:0")
+			// Every connection has carried something before.
+			c := conn{splice: w.id, shift: 1000, ifindex: 2}
+			e := conn{splice: w.id, shift: 2000, ifindex: 2, flags: connEngine, engine: testSlot}
+			for _, x := range []struct {
+				conn *conn
+				sock *net.TCPConn
+			}{{&c, r.c}, {&e, r.e}} {
+				x.conn.wire = newTuple(x.sock.RemoteAddr().(*net.TCPAddr).AddrPort(), x.sock.LocalAddr().(*net.TCPAddr).AddrPort())
+				x.conn.sock = x.conn.wire
+			}
+			write(t, r.e, "request")
+			read(t, r.engine, "request")
+			write(t, r.engine, "head")
+			read(t, r.e, "head")
+			w.enter(c, e)
+			*w.m = splice{client: w.cid, engine: w.eid, word: word(stateArmed, 0, 0, 0)}
+			_, rcv := queues(t, r.e)
+			f := frame{from: "engine", src: r.engine.LocalAddr().(*net.TCPAddr).AddrPort(), dst: r.e.LocalAddr().(*net.TCPAddr).AddrPort(),
+				flags: 16, seq: rcv + 2000, win: 100, options: ts, payload: []byte("5\r\nhello\r\n")}
+			if prepare != nil {
+				prepare(t, r, &f)
+			}
+			written, _ := queues(t, r.c)
+			sent, _ := queues(t, r.e)
+			verdict, _, _ := w.run(&f, f.bytes())
+			m := w.m
+			if want != "" {
+				if verdict != -1 || m.word != word(stateArmed, 0, 0, 0) || Why(m.refused).String() != want || m.packets != 0 {
+					t.Fatalf("verdict %d, %s, refused %q, want %q", verdict, stateNames[wordState(m.word)], Why(m.refused), want)
+				}
+				return
+			}
+			if verdict != 7 || m.refused != 0 || m.packets != 1 {
+				t.Fatalf("verdict %d, %s, refused %q", verdict, stateNames[wordState(m.word)], Why(m.refused))
+			}
+			if m.eStart != f.seq || wordNext(m.word) != f.seq+uint32(len(f.payload)) || m.cStart != written+1000 || m.una != m.cStart ||
+				m.cBase != 1000 || m.eBase != 2000 || m.eSnd != sent || m.ts != 1 || m.sack != 1 {
+				t.Fatalf("%+v; the client's socket has written %d, the engine's %d", *m, written, sent)
+			}
+			check(t, m)
+		})
+	}
+	down := func(t *testing.T) {
+		if err := netlink.LinkSetDown(lo); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { netlink.LinkSetUp(lo) })
+	}
+	state := func(want uint32, due uint32) func(t *testing.T, m *splice) {
+		return func(t *testing.T, m *splice) {
+			if wordState(m.word) != want || m.cDue != due {
+				t.Fatalf("%s, client due %d", stateNames[wordState(m.word)], m.cDue)
+			}
+		}
+	}
+	f("quiet", "", nil, state(stateActive, 0))
+	f("the whole body at once", "", func(t *testing.T, r sockets, f *frame) {
+		f.payload = []byte("5\r\nhello\r\n0\r\n\r\n")
+	}, state(stateDone, 0))
+	f("the client owes acknowledgements", "", func(t *testing.T, r sockets, f *frame) {
+		down(t)
+		write(t, r.c, "HEAD")
+	}, state(stateActive, 1))
+	f("bytes not read", "unread", func(t *testing.T, r sockets, f *frame) {
+		write(t, r.engine, "more")
+		f.seq += 4
+		time.Sleep(20 * time.Millisecond)
+	}, nil)
+	f("a packet the socket has had", "order", func(t *testing.T, r sockets, f *frame) { f.seq -= 4 }, nil)
+	f("a gap before the packet", "order", func(t *testing.T, r sockets, f *frame) { f.seq++ }, nil)
+	f("bytes out of order", "held", func(t *testing.T, r sockets, f *frame) {
+		// With a shift too small by 100 the engine's bytes reach the socket
+		// 100 ahead of their place.
+		at := s.conns[w.eid].shift
+		s.conns[w.eid].shift = ^uint32(99)
+		s.conns[w.eid].splice, s.conns[w.cid].splice = 0, 0
+		if err := s.Attach(1, false, true); err != nil {
+			t.Fatal(err)
+		}
+		write(t, r.engine, "out of order")
+		time.Sleep(20 * time.Millisecond)
+		s.Detach(1)
+		s.conns[w.eid].shift = at
+		s.conns[w.eid].splice, s.conns[w.cid].splice = w.id, w.id
+	}, nil)
+	f("a segment too large for the client", "mss", func(t *testing.T, r sockets, f *frame) {
+		f.payload = append([]byte("1000\r\n"), make([]byte, 1443)...)
+	}, nil)
+	f("the largest segment for the client", "", func(t *testing.T, r sockets, f *frame) {
+		f.payload = append([]byte("1000\r\n"), make([]byte, 1442)...)
+	}, state(stateActive, 0))
+	f("the request is on its way", "request", func(t *testing.T, r sockets, f *frame) {
+		down(t)
+		write(t, r.e, "more request")
+	}, nil)
+	f("no timestamps on the packet", "timestamps", func(t *testing.T, r sockets, f *frame) { f.options = nil }, nil)
+	f("an option", "options", func(t *testing.T, r sockets, f *frame) { f.options = append(f.options, 30, 4, 0, 0) }, nil)
+	f("a FIN", "flags", func(t *testing.T, r sockets, f *frame) { f.flags |= 1 }, nil)
+	f("broken framing", "frames", func(t *testing.T, r sockets, f *frame) { f.payload = []byte("HTTP") }, nil)
+	f("more than the body", "surplus", func(t *testing.T, r sockets, f *frame) { f.payload = []byte("0\r\n\r\nHTTP") }, nil)
+	f("the engine has closed", "socket", func(t *testing.T, r sockets, f *frame) {
+		r.engine.Close()
+		time.Sleep(20 * time.Millisecond)
+	}, nil)
+	f("the client has closed", "socket", func(t *testing.T, r sockets, f *frame) {
+		r.client.Close()
+		time.Sleep(20 * time.Millisecond)
+	}, nil)
+	f("the client has been closed", "socket", func(t *testing.T, r sockets, f *frame) {
+		r.c.SetLinger(0)
+		n, _ := r.c.SyscallConn()
+		n.Control(func(fd uintptr) { unix.Shutdown(int(fd), unix.SHUT_RDWR) })
+	}, nil)
+}
+
+// queues returns the sequence numbers at the ends of a socket's two queues:
+// write_seq and rcv_nxt.
+func queues(t *testing.T, c *net.TCPConn) (written, received uint32) {
+	t.Helper()
+	s := fd(t, c)
+	if err := unix.SetsockoptInt(s, unix.SOL_TCP, unix.TCP_REPAIR, 1); err != nil {
+		return 0, 0 // closed
+	}
+	defer unix.SetsockoptInt(s, unix.SOL_TCP, unix.TCP_REPAIR, -1)
+	for queue, n := range []*uint32{1: &received, 2: &written} {
+		if n == nil {
+			continue
+		}
+		unix.SetsockoptInt(s, unix.SOL_TCP, unix.TCP_REPAIR_QUEUE, queue)
+		v, err := unix.GetsockoptInt(s, unix.SOL_TCP, unix.TCP_QUEUE_SEQ)
+		if err != nil {
+			t.Fatal(err)
+		}
+		*n = uint32(v)
+	}
+	return written, received
+}
+
+// TestClocks: the client's clock continues the engine connection's, whatever
+// the client's shows, and an echo comes back in the client's own time.
+func TestClocks(t *testing.T) {
+	s := newSplicer(t, Options{MaxSplices: 16})
+	w := newWorld(t, s)
+	const offset = 77 // of the engine's socket
+	begin := func(floor uint32) {
+		w.pair()
+		*w.m = splice{client: w.cid, engine: w.eid, eStart: 1000, cStart: 5000, una: 5000, cRcv: 700, ts: 1, mss: 1460,
+			tsBack: offset, word: word(stateActive, uint32(indexOf(t, stepNames, "data")), 1000, 1100)}
+		if floor != 0 {
+			w.s.conns[w.eid].tsFloor, w.s.conns[w.eid].tsKnown = floor, 1
+		}
+	}
+	stamps := func(line string) (value, echo uint32) {
+		f := w.parse(line)
+		verdict, b, _ := w.run(&f, f.bytes())
+		if verdict != 7 {
+			t.Fatalf("%q: verdict %d", line, verdict)
+		}
+		return binary.BigEndian.Uint32(b[14+20+20+4:]), binary.BigEndian.Uint32(b[14+20+20+8:])
+	}
+	w.t = t
+	for _, client := range []uint32{4000, 0, 0xfffffff0} {
+		begin(0)
+		var now unix.Timespec
+		unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)
+		first, _ := stamps(fmt.Sprintf("client seq=700 ack=5050 ts=%d/1", client))
+		if late := first - offset - uint32(now.Nano()/1e6); late > 5000 {
+			t.Fatalf("client's clock at %d: the engine gets %d, %d ms off", client, first, int32(late))
+		}
+		if next, _ := stamps(fmt.Sprintf("client seq=700 ack=5060 ts=%d/1", client+30)); next != first+30 {
+			t.Fatalf("30 ms later: %d after %d", next, first)
+		}
+		if _, echo := stamps(fmt.Sprintf("engine seq=1100 ack=300 len=10 ts=1/%d", first+30)); echo != client+30 {
+			t.Fatalf("echo of %d is %d", client+30, echo)
+		}
+	}
+	// The engine's socket has sent something from later than now.
+	var now unix.Timespec
+	unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)
+	floor := uint32(now.Nano()/1e6) + 1e6
+	begin(floor)
+	if first, _ := stamps("client seq=700 ack=5050 ts=4000/1"); first != floor {
+		t.Fatalf("%d after %d", first, floor)
+	}
+}
+
+// TestNewConnectionsAreNoted: SYN-ACKs tell how a connection looks on the wire
+// and by which interfaces it comes and goes.
+func TestNewConnectionsAreNoted(t *testing.T) {
+	s := newSplicer(t, Options{MaxSplices: 16})
+	for _, v6 := range []bool{false, true} {
+		w := newWorld(t, s)
+		w.t, w.v6 = t, v6
+		in := w.parse("engine seq=1 ack=1 flags=SA")
+		w.run(&in, in.bytes())
+		arrived := newTuple(address("engine", v6), address("E", v6))
+		var ifindex uint32
+		if err := s.arrivals.Lookup(unsafe.Pointer(&arrived), unsafe.Pointer(&ifindex)); err != nil || ifindex != 1 {
+			t.Fatalf("%s arrived at interface %d, %v", arrived, ifindex, err)
+		}
+		out := w.parse("C seq=1 ack=1 flags=SA")
+		w.run(&out, out.bytes())
+		left := newTuple(address("client", v6), address("C", v6))
+		var cookie uint64
+		var on wire
+		seen := 0
+		for all := s.wires.Iterate(); all.Next(&cookie, unsafe.Pointer(&on)); {
+			if on == (wire{left, 1}) {
+				seen++
+			}
+		}
+		if seen != 1 {
+			t.Fatalf("%s left %d times", left, seen)
+		}
+	}
+}
+
+// TestTailAfterArmingAgain: what was carried stays known when the splice is
+// offered again and userspace takes it back.
+func TestTailAfterArmingAgain(t *testing.T) {
+	s := newSplicer(t, Options{MaxSplices: 16})
+	w := newWorld(t, s)
+	w.t = t
+	w.pair()
+	*w.m = splice{client: w.cid, engine: w.eid, eStart: 1000, cStart: 5000, una: 5000, cRcv: 700, ts: 1, mss: 1460,
+		tsBackKnown: 1, word: word(stateActive, uint32(indexOf(t, stepNames, "data")), 1000, 1000)}
+	var out strings.Builder
+	w.send(`engine seq=1000 ack=300 data="carried"`, &out)
+	w.send(`client seq=700 ack=5007`, &out)
+	w.send(`engine seq=1007 ack=300 flags=AU data="urgent"`, &out)
+	p := &Splice{s: s, id: w.id, m: w.m}
+	if b := p.AppendTail(nil); string(b) != "carried" {
+		t.Fatalf("%s tail after the pause: %q", out.String(), b)
+	}
+	if !p.Arm(3, 900, false) {
+		t.Fatal("not armed")
+	}
+	if b := p.AppendTail(nil); string(b) != "carried" {
+		t.Errorf("tail of the armed splice: %d bytes, %.40q", len(b), b)
+	}
+	if _, left, carried, h := p.Take(); h != Here || left != 900 || carried {
+		t.Fatalf("taken back: %d left, carried %v, held by %d", left, carried, h)
+	}
+	if b := p.AppendTail(nil); string(b) != "carried" {
+		t.Errorf("tail after taking it back: %d bytes, %.40q", len(b), b)
 	}
 }

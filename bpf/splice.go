@@ -195,8 +195,9 @@ func (p *Splice) Part() {
 	}
 	atomic.StoreUint32(&c.splice, 0)
 	atomic.StoreUint32(&e.splice, 0)
-	p.s.live[p.id].Store(nil)
 	p.s.mu.Lock()
+	p.s.live[p.id].Store(nil)
+	p.s.carried[e.engine].add(p.m)
 	p.s.freeSplices.put(p.id)
 	p.s.mu.Unlock()
 }

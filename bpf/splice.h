@@ -3,7 +3,7 @@
 #pragma once
 
 /* enum why is the reason of a refusal or a pause, and an index into the
- * counters of struct engine_stats. Why in why.go has the same order. */
+ * counters of struct refusals. Why in why.go has the same order. */
 enum why {
 	WHY_NONE,
 	WHY_SOCKET,     /* a socket was not found or not established */
@@ -51,7 +51,7 @@ struct conn {
 	struct tuple sock; /* as the socket has it: they differ under NAT */
 	__u32 flags;
 	__u32 ifindex; /* the device packets to the remote end leave by */
-	__u32 engine;  /* slot of the engine, for engine_stats */
+	__u32 engine;  /* slot of the engine, for struct refusals */
 	__u32 splice;  /* index of the splice it takes part in, 0 none */
 	__u32 shift;   /* bytes that passed the socket by in settled splices */
 	__u32 ts_floor; /* latest timestamp sent in the socket's name */
@@ -87,6 +87,8 @@ static __always_inline int carrying(__u32 state)
 	return state >= ACTIVE && state <= FOLDING;
 }
 
+#define GAP_BUCKETS 24
+
 /* struct splice is one response on its way from an engine to a client.
  * Userspace writes the first block before it arms, a claiming program the
  * second before it sets ACTIVE; the rest is counters. "Wire" numbers are what
@@ -120,7 +122,12 @@ struct splice {
 	__u32 pad;
 
 	__u64 bytes, packets, chunks;
-	__u64 first_ns, last_ns, ack_ns; /* bpf_ktime_get_ns */
+	__u64 first_ns, last_ns, ack_ns; /* since boot; ack_ns is coarse */
+	__u64 gap_ns;                    /* sum of all gaps between packets */
+	__u32 starts, ends;
+	/* gaps[i] counts gaps of less than 2^i * 16.4 us, the last one the rest;
+	 * what is beyond GAP_BUCKETS only rounds up to a power of two. */
+	__u32 gaps[32];
 };
 
 /* struct wire is how a connection looks at the hooks, noted when its SYN or
@@ -136,16 +143,9 @@ struct event {
 	__u64 word;
 };
 
-#define GAP_BUCKETS 24
-
-/* struct engine_stats counts what was carried from one engine, a copy a CPU.
- * gaps[i] counts gaps between packets of a stream of less than 2^i * 16 us.
- * Go mirror: engineStats. */
-struct engine_stats {
-	__u64 packets, bytes, chunks, splices, ends;
-	__u64 stream_ns; /* first to last packet, of streams that ended */
-	__u64 gap_ns;    /* sum of all gaps */
-	__u64 gaps[GAP_BUCKETS];
+/* struct refusals counts, a copy a CPU, why packets of one engine could not
+ * start a splice, and why splices paused. Go mirror: refusals. */
+struct refusals {
 	__u64 refusals[WHY_MAX], pauses[WHY_MAX];
 };
 
@@ -225,14 +225,14 @@ struct {
 	__uint(max_entries, 1 << 20);
 } events SEC(".maps");
 
-/* Counters by engine. Key: slot. Value: struct engine_stats. Entries are made
- * and read by userspace; written by ingress. */
+/* Refusals and pauses by engine. Key: slot. Value: struct refusals. Entries are
+ * made and read by userspace; written by ingress. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
 	__uint(max_entries, 4096);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, __u32);
-	__type(value, struct engine_stats);
+	__type(value, struct refusals);
 } engines SEC(".maps");
 
 /* Rewritten packets carry this mark, so that hooks they meet later leave them

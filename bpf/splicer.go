@@ -66,8 +66,8 @@ type Splicer struct {
 	devices     map[uint32]device
 	freeConns   queue
 	freeSplices queue
-	closing     []uint32 // left conns whose kernel socket may still exist
-	engineSlots map[uint32]bool
+	closing     []uint32                   // left conns whose kernel socket may still exist
+	carried     map[uint32]*EngineCounters // by slot: what parted splices carried
 	generation  uint32
 	closed      bool
 }
@@ -118,9 +118,9 @@ func Load(o Options) (*Splicer, error) {
 		o.Mark = 0x1f5a0001
 	}
 	s := &Splicer{
-		devices:     make(map[uint32]device),
-		engineSlots: make(map[uint32]bool),
-		stop:        make(chan struct{}),
+		devices: make(map[uint32]device),
+		carried: make(map[uint32]*EngineCounters),
+		stop:    make(chan struct{}),
 	}
 	if err := s.load(o); err != nil {
 		s.Close()
@@ -451,14 +451,14 @@ func (s *Splicer) Enter(fd, engine int) (id uint32, why string) {
 }
 
 func (s *Splicer) countEngineLocked(slot uint32) error {
-	if s.engineSlots[slot] {
+	if s.carried[slot] != nil {
 		return nil
 	}
-	zero := make([]engineStats, ebpf.MustPossibleCPU())
+	zero := make([]refusals, ebpf.MustPossibleCPU())
 	if err := s.engines.Update(slot, zero, ebpf.UpdateNoExist); err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
 		return err
 	}
-	s.engineSlots[slot] = true
+	s.carried[slot] = &EngineCounters{Slot: int(slot)}
 	return nil
 }
 
