@@ -176,7 +176,7 @@ func (d *datapath) Joiner() proxy.Joiner {
 	if d.splicer == nil {
 		return nil
 	}
-	return joiner{d.splicer}
+	return joiner{d.splicer, d}
 }
 
 // pinRoot returns the directory for the pins of all agents in this network

@@ -12,6 +12,7 @@ import (
 	"sort"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -133,6 +134,7 @@ type device struct {
 	layer3   bool // packets have no link-layer header
 	loopback bool
 	up       bool
+	mtu      int
 }
 
 func newDevice(l netlink.Link) device {
@@ -142,6 +144,7 @@ func newDevice(l netlink.Link) device {
 		loopback: a.EncapType == "loopback",
 		layer3:   a.EncapType != "ether" && a.EncapType != "loopback",
 		up:       a.Flags&unix.IFF_UP != 0,
+		mtu:      a.MTU,
 	}
 }
 
@@ -178,6 +181,8 @@ type interfaceWatch struct {
 	engines  []netip.AddrPort
 	attached map[int]device
 	failed   map[string]string // interface name -> why it could not be attached
+
+	mtu atomic.Int32 // the smallest of the attached interfaces, 0 for none but loopback
 }
 
 func watchInterfaces(ctx context.Context, a *attacher, patterns []string, log *slog.Logger) (*interfaceWatch, error) {
@@ -279,7 +284,29 @@ func (w *interfaceWatch) update() error {
 		w.attached[index] = d
 		w.log.Info("datapath attached", "interface", d.name, "hook", w.a.hook)
 	}
+	smallest := 0
+	for index := range w.attached {
+		// The MTU may have changed since.
+		d := want[index]
+		if !d.loopback && d.mtu > 0 && (smallest == 0 || d.mtu < smallest) {
+			smallest = d.mtu
+		}
+	}
+	w.mtu.Store(int32(smallest))
 	return nil
+}
+
+// segment is the TCP payload, without options, that fits every attached
+// interface; 0 when there is none but loopback.
+func (w *interfaceWatch) segment(v6 bool) int {
+	mtu := int(w.mtu.Load())
+	switch {
+	case mtu == 0:
+		return 0
+	case v6:
+		return mtu - 60
+	}
+	return mtu - 40
 }
 
 // routedLocked finds the interfaces that carry a route, and those that lead to

@@ -6,13 +6,19 @@ import (
 )
 
 // joiner is the proxy's view of the Splicer.
-type joiner struct{ s *bpf.Splicer }
+type joiner struct {
+	s *bpf.Splicer
+	d *datapath
+}
 
 // Enter implements proxy.Joiner.
 func (j joiner) Enter(fd, engine int) (uint32, string) { return j.s.Enter(fd, engine) }
 
 // Leave implements proxy.Joiner.
 func (j joiner) Leave(handle uint32) { j.s.Leave(handle) }
+
+// Segment implements proxy.Joiner.
+func (j joiner) Segment(v6 bool) int { return j.d.watch.segment(v6) }
 
 // Join implements proxy.Joiner.
 func (j joiner) Join(client, engine uint32, changed func()) (proxy.Splice, string) {
@@ -56,6 +62,6 @@ func (j *joined) Part()         { j.p.Part() }
 func (j *joined) Carried(tail []byte) (proxy.Carried, []byte) {
 	st := j.p.Stats()
 	return proxy.Carried{
-		Bytes: st.Bytes, Packets: st.Packets, Chunks: st.Chunks, Refused: st.Refused.String(),
+		Bytes: st.Bytes, Packets: st.Packets, Chunks: st.Chunks, Refused: st.Refused.String(), Stale: st.Stale,
 	}, j.p.AppendTail(tail)
 }

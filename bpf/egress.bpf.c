@@ -17,6 +17,10 @@
 
 char LICENSE[] SEC("license") = "Dual MIT/GPL";
 
+/* No window is larger than 1 GiB (RFC 7323): a socket that sends what lies so
+ * far above the bound has had all below it acknowledged. */
+#define MOST_OUTSTANDING (1u << 30)
+
 static __always_inline int note_wire(struct __sk_buff *skb, struct packet *p)
 {
 	__u64 cookie = bpf_get_socket_cookie(skb);
@@ -62,17 +66,18 @@ static __always_inline int egress(struct __sk_buff *skb, __u32 l3)
 		h.tsval = bpf_htonl(c->ts_floor); /* the remote end must not see time run backwards */
 
 	if (!(c->flags & CONN_ENGINE)) {
-		__u32 shift = c->shift;
-		if (live) {
-			__u32 bound = s->c_start - s->c_base;
-			shift = s->c_base;
-			if (!before(p.seq, bound))
-				shift += NEXT(w) - s->e_start;
-			else if (!p.len)
-				s->c_due = 1; /* a keep-alive probe: the answer is the socket's */
-			if (before(s->c_rcv, p.ack))
-				s->c_rcv = p.ack;
+		__u32 shift = live ? c->base + NEXT(w) - s->e_start : c->shift;
+		__u32 above = p.seq - c->bound;
+		if (c->split && (__s32)above < 0) {
+			/* From before the last splice: sent again, or a keep-alive
+			 * probe. Either way the answer is the socket's. */
+			shift = c->base;
+			c->due = 1;
+		} else if (c->split && !live && above > MOST_OUTSTANDING) {
+			c->split = 0;
 		}
+		if (live && before(s->c_rcv, p.ack))
+			s->c_rcv = p.ack;
 		h.seq = bpf_htonl(p.seq + shift);
 	} else {
 		blocks = live ? s->e_base + NEXT(w) - s->e_start : c->shift;

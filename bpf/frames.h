@@ -103,6 +103,10 @@ __attribute__((noinline)) int frame_run(struct __sk_buff *skb, struct cursor *c)
 			left = 0;
 			break;
 		case STEP_TRAILER:
+			if (x == '\n') {
+				c->fail = WHY_FRAMES;
+				return 1;
+			}
 			step = x == '\r' ? STEP_TRAILER_LF : STEP_TRAILER_LINE;
 			break;
 		case STEP_TRAILER_LINE:

@@ -51,53 +51,6 @@ static __always_inline void count_refusal(struct splice *s, __u32 engine, __u32 
 		st->refusals[why]++;
 }
 
-/* fold ends a splice whose bytes the client has all acknowledged: shifts move
- * into the conns, and from here on nobody needs the splice's numbers. Whoever
- * wins the swap to FOLDING does it; until the word leaves FOLDING all readers
- * use the splice's own numbers, which do not change. */
-static __noinline void fold(struct splice *s, struct conn *c, struct conn *e)
-{
-	__u64 w = load(s);
-	__u32 state = STATE(w);
-	if (state != PAUSED && state != DONE)
-		return;
-	if (!swap(s, &w, WITH_STATE(w, FOLDING)))
-		return;
-	__u32 len = NEXT(w) - s->e_start;
-	c->shift = s->c_base + len;
-	e->shift = s->e_base + len;
-	swap(s, &w, WITH_STATE(w, state == DONE ? ENDED : OFF));
-	struct event *ev = bpf_ringbuf_reserve(&events, sizeof(*ev), 0);
-	if (!ev)
-		return; /* userspace sweeps for settled splices too */
-	ev->splice = c->splice;
-	ev->generation = s->generation;
-	ev->word = w;
-	bpf_ringbuf_submit(ev, 0);
-}
-
-/* pause hands the rest of the response to userspace. Nothing is lost: the
- * packet at hand goes to the engine's socket, corrected by all that was
- * carried, so that the socket sees the first byte that was not. */
-static __noinline __u64 pause(struct splice *s, struct conn *c, struct conn *e, __u64 w, __u32 why)
-{
-	for (int i = 0; i < 4 && STATE(w) == ACTIVE; i++) {
-		if (swap(s, &w, WITH_STATE(w, PAUSED))) {
-			count_refusal(s, e->engine, why, 1);
-			/* If the client had acknowledged all of it before the word
-			 * said PAUSED, no later acknowledgement will settle it. Both
-			 * sides write first and read then, so one of them sees it. */
-			__u32 una = __sync_fetch_and_add(&s->una, 0);
-			if (una - s->c_start == NEXT(w) - s->e_start) {
-				fold(s, c, e);
-				w = load(s);
-			}
-			break;
-		}
-	}
-	return w;
-}
-
 static __always_inline struct bpf_sock *find_socket(struct __sk_buff *skb, struct conn *c)
 {
 	struct bpf_sock_tuple t = {};
@@ -113,6 +66,72 @@ static __always_inline struct bpf_sock *find_socket(struct __sk_buff *skb, struc
 	t.ipv4.sport = c->sock.rport;
 	t.ipv4.dport = c->sock.lport;
 	return bpf_skc_lookup_tcp(skb, &t, sizeof(t.ipv4), BPF_F_CURRENT_NETNS, 0);
+}
+
+/* fold ends a splice whose bytes the client has all acknowledged: shifts move
+ * into the conns, and from here on nobody needs the splice's numbers. Whoever
+ * wins the swap to FOLDING does it; until the word leaves FOLDING all readers
+ * use the splice's own numbers, which do not change. */
+static __noinline void fold(struct splice *s, struct conn *c, struct conn *e)
+{
+	__u64 w = load(s);
+	__u32 state = STATE(w);
+	if (state != PAUSED && state != DONE)
+		return;
+	/* The caller may have looked at an earlier word: more may have been
+	 * carried since. A full barrier goes with reading una: pause and the
+	 * client's acknowledgement each write first and read then, so that one of
+	 * the two sees both. */
+	__u32 len = NEXT(w) - s->e_start;
+	if (__sync_fetch_and_add(&s->una, 0) - s->c_start != len)
+		return;
+	if (!swap(s, &w, WITH_STATE(w, FOLDING)))
+		return;
+	c->shift = c->base + len;
+	e->shift = s->e_base + len;
+	swap(s, &w, WITH_STATE(w, state == DONE ? ENDED : OFF));
+	struct event *ev = bpf_ringbuf_reserve(&events, sizeof(*ev), 0);
+	if (!ev)
+		return; /* userspace sweeps for settled splices too */
+	ev->splice = c->splice;
+	ev->generation = s->generation;
+	ev->word = w;
+	bpf_ringbuf_submit(ev, 0);
+}
+
+/* check_stale looks, when the kernel stops carrying, whether the engine's
+ * socket is as it was at the start. A packet that was refused on one CPU may
+ * have been on its way to the socket while another CPU started with the one
+ * before it; its bytes would surface in a later response. */
+static __noinline void check_stale(struct __sk_buff *skb, struct splice *s, struct conn *e)
+{
+	struct bpf_sock *ek = find_socket(skb, e);
+	if (!ek)
+		return;
+	struct tcp_sock *te = bpf_skc_to_tcp_sock(ek);
+	if (te && (te->rcv_nxt != s->e_start - s->e_base || te->out_of_order_queue.rb_node))
+		s->stale = 1;
+	bpf_sk_release(ek);
+}
+
+/* pause hands the rest of the response to userspace. Nothing is lost: the
+ * packet at hand goes to the engine's socket, corrected by all that was
+ * carried, so that the socket sees the first byte that was not. */
+static __noinline __u64 pause(struct __sk_buff *skb, struct splice *s, struct conn *e, __u64 w, __u32 why)
+{
+	for (int i = 0; i < 4 && STATE(w) == ACTIVE; i++) {
+		if (swap(s, &w, WITH_STATE(w, PAUSED))) {
+			count_refusal(s, e->engine, why, 1);
+			check_stale(skb, s, e);
+			__u32 cid = s->client;
+			struct conn *c = bpf_map_lookup_elem(&conns, &cid);
+			if (c)
+				fold(s, c, e);
+			w = load(s);
+			break;
+		}
+	}
+	return w;
 }
 
 static __always_inline __u32 milliseconds(void)
@@ -132,8 +151,18 @@ static __always_inline __u32 forward_clock(struct conn *c, __u32 v)
 	return c->ts_floor;
 }
 
+/* segment_of is the payload of one packet on the wire, when the kernel has
+ * merged several. */
+static __always_inline __u32 segment_of(struct __sk_buff *skb, struct packet *p)
+{
+	__u32 gso = skb->gso_size;
+	return gso && gso < p->len ? gso : p->len;
+}
+
 /* look decides from the kernel's own sockets whether the packet may be the
  * first one carried, and fills in what carrying needs. The splice is CLAIMED.
+ * frames_why is what its framing had to say, which means something only if the
+ * packet is the next one.
  *
  * Why no byte can be overtaken: userspace arms only after it has written all
  * it read to the client's socket, and takes the splice back, by a swap of the
@@ -142,9 +171,14 @@ static __always_inline __u32 forward_clock(struct conn *c, __u32 v)
  * engine's socket has delivered every byte before this packet (copied_seq ==
  * rcv_nxt == seq, nothing queued out of order) and this packet has not been
  * given to it. The packet's bytes follow the client socket's write_seq. */
-static __noinline __u32 look(struct __sk_buff *skb, struct packet *p, struct splice *s, struct conn *c, struct conn *e)
+static __noinline __u32 look(struct __sk_buff *skb, struct packet *p, struct splice *s, struct conn *c, __u32 frames_why)
 {
+	__u32 segment = segment_of(skb, p);
 	__u32 why = WHY_SOCKET;
+	__u32 eid = s->engine;
+	struct conn *e = bpf_map_lookup_elem(&conns, &eid);
+	if (!e)
+		return why;
 	struct bpf_sock *ek = find_socket(skb, e);
 	if (!ek)
 		return why;
@@ -168,6 +202,9 @@ static __noinline __u32 look(struct __sk_buff *skb, struct packet *p, struct spl
 	why = WHY_REQUEST;
 	if (te->snd_una != te->write_seq)
 		goto out;
+	why = WHY_OWED;
+	if (c->split && before(tc->snd_una, c->bound))
+		goto out;
 	why = WHY_TIMESTAMPS;
 	__u32 ts = BPF_CORE_READ_BITFIELD(te, rx_opt.tstamp_ok);
 	if (ts != BPF_CORE_READ_BITFIELD(tc, rx_opt.tstamp_ok) || ts != p->ts)
@@ -182,18 +219,28 @@ static __noinline __u32 look(struct __sk_buff *skb, struct packet *p, struct spl
 	s->e_snd_scale = BPF_CORE_READ_BITFIELD(te, rx_opt.snd_wscale);
 	s->e_rcv_scale = BPF_CORE_READ_BITFIELD(te, rx_opt.rcv_wscale);
 	s->sack = BPF_CORE_READ_BITFIELD(te, rx_opt.sack_ok) != 0;
+	why = WHY_MSS;
+	if (segment > tc->mss_cache)
+		goto out;
+	why = frames_why;
+	if (why)
+		goto out;
 	s->mss = tc->mss_cache;
-	s->c_base = c->shift;
 	s->e_base = e->shift;
 	s->e_start = p->seq;
 	s->c_start = tc->write_seq + c->shift;
 	s->c_rcv = tc->rcv_nxt;
 	s->e_snd = te->snd_nxt;
 	s->una = s->c_start;
-	/* The client may still owe acknowledgements of the socket's own bytes;
-	 * the first one that covers them all is the socket's. */
-	s->c_due = tc->snd_una != tc->write_seq;
 	s->e_due = 0;
+	/* The client may still owe acknowledgements of the socket's own bytes;
+	 * the first one that covers them all is the socket's. All below the old
+	 * bound is acknowledged, so nobody needs it while it changes. */
+	c->due = tc->snd_una != tc->write_seq;
+	*(volatile __u32 *)&c->split = 0;
+	*(volatile __u32 *)&c->base = c->shift;
+	*(volatile __u32 *)&c->bound = tc->write_seq;
+	*(volatile __u32 *)&c->split = 1;
 	__u32 w = tc->snd_wnd >> (s->e_rcv_scale & 15);
 	s->window = w > 65535 ? 65535 : w;
 	s->ts = ts;
@@ -230,22 +277,25 @@ static __always_inline int redirect(struct __sk_buff *skb, struct packet *p, str
 		struct ethhdr eth = { .h_proto = proto };
 		if (bpf_skb_change_head(skb, ETH_LEN, 0) ||
 		    bpf_skb_store_bytes(skb, 0, &eth, ETH_LEN, 0))
-			return TC_NEXT;
+			return TC_DROP;
 	}
 	if (c->flags & CONN_LOOPBACK) {
 		/* The loopback device's address is all zeros. */
 		__u8 zero[12] = {};
 		if (bpf_skb_store_bytes(skb, 0, zero, sizeof(zero), 0))
-			return TC_NEXT;
+			return TC_DROP;
 		return bpf_redirect(c->ifindex, BPF_F_INGRESS);
 	}
 	return bpf_redirect_neigh(c->ifindex, 0, 0, 0);
 }
 
-/* to_client makes an engine's packet one of the client's connection. */
+/* to_client makes an engine's packet one of the client's connection. If that
+ * fails half-way, which takes a lack of memory, the packet is lost as on a bad
+ * wire, and sent again. */
 static __noinline int to_client(struct __sk_buff *skb, struct packet *p, struct splice *s, struct conn *c)
 {
 	struct tcp_head h = p->head;
+	h.flags &= ~FIN; /* the end is userspace's; the engine will repeat it */
 	h.source = c->wire.lport;
 	h.dest = c->wire.rport;
 	h.seq = bpf_htonl(p->seq - s->e_start + s->c_start);
@@ -257,8 +307,10 @@ static __noinline int to_client(struct __sk_buff *skb, struct packet *p, struct 
 		h.tsecr = bpf_htonl(s->ts_back_known ? bpf_ntohl(h.tsecr) - s->ts_back : s->ts_client);
 		forward_clock(c, v);
 	}
-	if (write_headers(skb, p, &h, &c->wire))
-		return TC_NEXT;
+	if (write_headers(skb, p, &h, &c->wire)) {
+		s->refused = WHY_WRITE;
+		return TC_DROP;
+	}
 	return redirect(skb, p, c);
 }
 
@@ -285,8 +337,10 @@ static __noinline int to_engine(struct __sk_buff *skb, struct packet *p, struct 
 		h.tsecr = bpf_htonl(bpf_ntohl(h.tsecr) - s->ts_out);
 		forward_clock(e, v);
 	}
-	if (write_headers(skb, p, &h, &e->wire))
-		return TC_NEXT;
+	if (write_headers(skb, p, &h, &e->wire)) {
+		s->refused = WHY_WRITE;
+		return TC_DROP;
+	}
 	if (p->hlen > (p->ts ? HEAD_TS : HEAD_PLAIN)) {
 		/* Blocks of carried bytes mean something to the engine, others not. */
 		struct sack sk = {};
@@ -295,20 +349,19 @@ static __noinline int to_engine(struct __sk_buff *skb, struct packet *p, struct 
 			__be32 x;
 			if (!keep || i >= sk.edges)
 				break;
-			if (bpf_skb_load_bytes(skb, sk.off + i * 4, &x, 4))
-				return TC_NEXT;
-			if (bpf_ntohl(x) - s->c_start > len)
+			if (bpf_skb_load_bytes(skb, sk.off + i * 4, &x, 4) ||
+			    bpf_ntohl(x) - s->c_start > len)
 				keep = 0;
 		}
 		if (!keep && blank_options(skb, p))
-			return TC_NEXT;
+			return TC_DROP;
 		for (int i = 0; i < 8; i++) {
 			__be32 x;
 			if (!keep || i >= sk.edges)
 				break;
 			if (bpf_skb_load_bytes(skb, sk.off + i * 4, &x, 4) ||
 			    write_edge(skb, p, sk.off + i * 4, x, bpf_htonl(bpf_ntohl(x) - shift)))
-				return TC_NEXT;
+				return TC_DROP;
 		}
 	}
 	return redirect(skb, p, e);
@@ -389,6 +442,10 @@ static __always_inline void count_packet(struct splice *s, __u32 len, __u32 chun
 	s->gaps[b & 31]++;
 }
 
+/* MOST_CARRIED is how much one splice may carry, so that sequence numbers
+ * inside it can be compared. It pauses then, and goes on when armed again. */
+#define MOST_CARRIED (1u << 30)
+
 static __noinline int from_engine(struct __sk_buff *skb, struct packet *p, struct conn *e)
 {
 	__u32 id = e->splice;
@@ -401,39 +458,32 @@ static __noinline int from_engine(struct __sk_buff *skb, struct packet *p, struc
 		return engine_local(skb, p, 0, e, 0);
 
 	__u64 w = load(s);
+	__u32 state = STATE(w);
 	__u32 flags = p->head.flags;
-	__u32 plain = !(flags & (FIN | SYN | RST | URG)) && p->hlen == (p->ts ? HEAD_TS : HEAD_PLAIN);
-	__u32 segment = p->len, gso = skb->gso_size;
-	if (gso && gso < segment)
-		segment = gso;
-	__u32 starting = 0;
+	__u32 why = flags & (FIN | SYN | RST | URG) ? WHY_FLAGS : WHY_NONE;
+	if (!why && p->hlen != (p->ts ? HEAD_TS : HEAD_PLAIN))
+		why = WHY_OPTIONS;
+	__u32 starting = state == ARMED && p->len;
 
-	if (STATE(w) == ARMED && p->len) {
-		if (!plain) {
-			count_refusal(s, e->engine, flags & (FIN | SYN | RST | URG) ? WHY_FLAGS : WHY_OPTIONS, 0);
+	if (starting) {
+		if (!why && !swap(s, &w, WITH_STATE(w, CLAIMED)))
 			return engine_local(skb, p, s, e, w);
-		}
-		if (!swap(s, &w, WITH_STATE(w, CLAIMED)))
-			return engine_local(skb, p, s, e, w);
-		__u32 why = look(skb, p, s, c, e);
 		if (why) {
-			swap(s, &w, WITH_STATE(w, ARMED));
 			count_refusal(s, e->engine, why, 0);
 			return engine_local(skb, p, s, e, w);
 		}
-		starting = 1;
 	} else {
-		if (!carrying(STATE(w)))
+		if (!carrying(state))
 			return engine_local(skb, p, s, e, w);
-		if (STATE(w) == ACTIVE && !plain) {
-			w = pause(s, c, e, w, flags & (FIN | SYN | RST | URG) ? WHY_FLAGS : WHY_OPTIONS);
-			return engine_local(skb, p, s, e, w);
-		}
+		if (!why && (p->ts != 0) != (s->ts != 0))
+			why = WHY_TIMESTAMPS;
 		if (!p->len) {
+			if (why && state == ACTIVE)
+				w = pause(skb, s, e, w, why);
 			/* The engine's window updates and probes are the client's,
 			 * whose answer tells the true window; the answer to a probe
 			 * of our own socket is the socket's. */
-			if (STATE(w) != ACTIVE || before(p->seq + 1, s->e_start))
+			if (why || state != ACTIVE || before(p->seq + 1, s->e_start))
 				return engine_local(skb, p, s, e, w);
 			if (s->e_due) {
 				s->e_due = 0;
@@ -445,27 +495,36 @@ static __noinline int from_engine(struct __sk_buff *skb, struct packet *p, struc
 
 	__u32 next = starting ? p->seq : NEXT(w);
 	__u32 end = p->seq + p->len;
-	if (!before(next, end)) {
-		/* Bytes carried before. The client may have lost them. */
-		if (plain && !before(p->seq, s->e_start) && segment <= s->mss)
+	if (!starting && (!before(next, end) || state != ACTIVE)) {
+		/* Bytes carried before, which the client may have lost, or what
+		 * follows them and is userspace's. A retransmission may hold both
+		 * after a pause, or come merged with a FIN: it is the client's all
+		 * the same, because the bytes behind the border are those its own
+		 * connection sends or will send. */
+		int carried = before(p->seq, next) && !before(p->seq, s->e_start) &&
+			      segment_of(skb, p) <= s->mss && (!why || why == WHY_FLAGS) &&
+			      !(flags & (SYN | RST | URG));
+		if (before(next, end)) {
+			carried = carried && state == PAUSED;
+			if (carried)
+				c->early = 1;
+		}
+		if (carried)
 			return to_client(skb, p, s, c);
+		if (why && state == ACTIVE)
+			w = pause(skb, s, e, w, why);
 		return engine_local(skb, p, s, e, w);
 	}
-	if (!starting && STATE(w) != ACTIVE) {
-		/* Paused or ended: what follows is userspace's. A retransmission
-		 * that spans the border goes to the client: its bytes behind the
-		 * border are those the client's socket sends or will send. */
-		if (plain && before(p->seq, next) && !before(p->seq, s->e_start) && segment <= s->mss)
-			return to_client(skb, p, s, c);
-		return engine_local(skb, p, s, e, w);
+	if (!starting && !why) {
+		if (before(next, p->seq))
+			why = WHY_GAP;
+		else if (before(p->seq, s->e_start))
+			why = WHY_ORDER;
+		else if (segment_of(skb, p) > s->mss)
+			why = WHY_MSS;
+		else if (end - s->e_start > MOST_CARRIED)
+			why = WHY_LARGE;
 	}
-	__u32 why = WHY_NONE;
-	if (before(next, p->seq))
-		why = WHY_GAP;
-	else if (before(p->seq, s->e_start))
-		why = WHY_ORDER;
-	else if (segment > s->mss)
-		why = WHY_MSS;
 
 	struct walk walk = { .skb = skb };
 	if (!why) {
@@ -479,12 +538,14 @@ static __noinline int from_engine(struct __sk_buff *skb, struct packet *p, struc
 		if (!why && walk.c.off < walk.c.end)
 			why = WHY_SURPLUS;
 	}
+	if (starting)
+		why = look(skb, p, s, c, why);
 	if (why) {
 		if (starting) {
 			swap(s, &w, WITH_STATE(w, ARMED));
 			count_refusal(s, e->engine, why, 0);
 		} else {
-			w = pause(s, c, e, w, why);
+			w = pause(skb, s, e, w, why);
 		}
 		return engine_local(skb, p, s, e, w);
 	}
@@ -496,34 +557,62 @@ static __noinline int from_engine(struct __sk_buff *skb, struct packet *p, struc
 		count_refusal(s, e->engine, WHY_RACE, 0);
 		if (carrying(STATE(w)) && !before(NEXT(w), end))
 			return to_client(skb, p, s, c);
+		/* The engine's socket may not see new bytes of an active splice. */
+		w = pause(skb, s, e, w, WHY_RACE);
 		return engine_local(skb, p, s, e, w);
 	}
 	count_packet(s, end - next, walk.c.chunks, starting, ended);
+	if (ended)
+		check_stale(skb, s, e);
 	return to_client(skb, p, s, c);
+}
+
+/* top is the shift of what a client's socket sends and gets acknowledged now. */
+static __always_inline __u32 top(struct splice *s, struct conn *c, __u64 w)
+{
+	return s && carrying(STATE(w)) ? c->base + NEXT(w) - s->e_start : c->shift;
 }
 
 /* local_ack translates a number the client acknowledges into the client
  * conn's socket space. Inside the carried range the socket has nothing: the
  * number becomes the range's begin. */
-static __always_inline __u32 local_ack(struct splice *s, struct conn *c, __u64 w, __u32 x)
+static __always_inline __u32 local_ack(struct conn *c, __u32 shift, __u32 x)
 {
-	if (!s || !carrying(STATE(w)))
-		return x - c->shift;
-	__u32 len = NEXT(w) - s->e_start;
-	__u32 off = x - s->c_start;
+	if (!c->split)
+		return x - shift;
+	__u32 off = x - c->bound - c->base;
 	if ((__s32)off <= 0)
-		return x - s->c_base;
-	if (off <= len)
-		return s->c_start - s->c_base;
-	return x - s->c_base - len;
+		return x - c->base;
+	if (off <= shift - c->base)
+		return c->bound;
+	return x - shift;
 }
 
 static __noinline int client_local(struct __sk_buff *skb, struct packet *p, struct splice *s, struct conn *c, __u64 w)
 {
-	if (!c->shift && !(s && carrying(STATE(w))))
+	__u32 shift = top(s, c, w);
+	if (!shift || !(p->head.flags & ACK))
 		return TC_NEXT;
 	struct tcp_head h = p->head;
-	h.ack = bpf_htonl(local_ack(s, c, w, p->ack));
+	__u32 ack = local_ack(c, shift, p->ack);
+	if (c->early) {
+		/* The client got bytes of a spanning retransmission before the
+		 * socket has sent them; a socket ignores acknowledgements of
+		 * what it has not sent. */
+		struct bpf_sock *ck = find_socket(skb, c);
+		if (ck) {
+			struct tcp_sock *tc = bpf_skc_to_tcp_sock(ck);
+			if (tc) {
+				__u32 sent = tc->snd_nxt;
+				if (before(sent, ack))
+					ack = sent;
+				else if (before(c->bound, sent) && tc->snd_una == sent)
+					c->early = 0;
+			}
+			bpf_sk_release(ck);
+		}
+	}
+	h.ack = bpf_htonl(ack);
 	write_head(skb, p, &h);
 	struct sack sk = {};
 	if (p->hlen > HEAD_PLAIN + 8 && find_sack(skb, p, &sk)) {
@@ -532,8 +621,8 @@ static __noinline int client_local(struct __sk_buff *skb, struct packet *p, stru
 			if (i >= sk.edges)
 				break;
 			if (bpf_skb_load_bytes(skb, sk.off + i * 4, &x, 4) ||
-			    write_edge(skb, p, sk.off + i * 4, x, bpf_htonl(local_ack(s, c, w, bpf_ntohl(x)))))
-				return TC_NEXT;
+			    write_edge(skb, p, sk.off + i * 4, x, bpf_htonl(local_ack(c, shift, bpf_ntohl(x)))))
+				return TC_DROP;
 		}
 	}
 	skb->mark = mark;
@@ -566,21 +655,17 @@ static __noinline int from_client(struct __sk_buff *skb, struct packet *p, struc
 			__sync_val_compare_and_swap(&s->una, was, una);
 	}
 	/* Bare acknowledgements of carried bytes are the engine's, except one
-	 * that the client's socket waits for, and the client's own probes. */
+	 * that the client's socket waits for, and the client's own probes, which
+	 * the socket has to answer. */
 	int bare = !p->len && !(p->head.flags & (FIN | SYN | RST | URG)) && (p->ts != 0) == (s->ts != 0) &&
 		   !before(p->seq, s->c_rcv);
 	int engines_ack = bare && in_range;
-	if (s->c_due && (in_range || beyond)) {
-		s->c_due = 0;
+	if (c->due && bare && (in_range || beyond)) {
+		c->due = 0;
 		engines_ack = 0;
 	}
-	if ((in_range && off == len) || beyond) {
-		/* The word may have moved on meanwhile; fold looks for itself, and
-		 * only what it sees acknowledged is folded. */
-		__u64 now = load(s);
-		if (NEXT(now) == NEXT(w))
-			fold(s, c, e);
-	}
+	if ((in_range && off == len) || beyond)
+		fold(s, c, e);
 	if (engines_ack)
 		return to_engine(skb, p, s, e, len);
 	return client_local(skb, p, s, c, w);

@@ -50,7 +50,9 @@ type conn struct {
 	shift      uint32
 	tsFloor    uint32
 	tsKnown    uint32
-	_          uint32
+
+	split, bound, base uint32
+	due, early         uint32
 }
 
 // The states of a splice's word (enum state).
@@ -81,16 +83,15 @@ type splice struct {
 	fixed          uint32
 	generation     uint32
 
-	cBase, eBase                               uint32
+	eBase                                      uint32
 	cStart, eStart                             uint32
 	cRcv, eSnd                                 uint32
 	una                                        uint32
-	cDue, eDue                                 uint32
+	eDue                                       uint32
 	ts, tsOut, tsBack, tsBackKnown, tsClient   uint32
 	mss, sack, window                          uint32
 	cSndScale, cRcvScale, eSndScale, eRcvScale uint32
-	refused                                    uint32
-	_                                          uint32
+	refused, stale                             uint32
 	bytes, packets, chunks                     uint64
 	firstNs, lastNs, ackNs                     uint64
 	gapNs                                      uint64

@@ -157,6 +157,10 @@ static __always_inline int write_headers(struct __sk_buff *skb, struct packet *p
 		}
 		err = p->ts ? bpf_skb_store_bytes(skb, p->l3, p->ip, V6 + HEAD_TS, 0)
 			    : bpf_skb_store_bytes(skb, p->l3, p->ip, V6 + HEAD_PLAIN, 0);
+		/* BPF_F_PSEUDO_HDR below takes the difference out of a checksum the
+		 * device has summed over the packet, as IPv4 needs it, whose header
+		 * has a checksum of its own. Here it must stay in. */
+		bpf_csum_update(skb, fold_sum(sum));
 	} else {
 		struct iphdr *ip = (void *)&p->ip[5];
 		sum = (__u64)(__u32)~ip->saddr + to->local[3];

@@ -172,10 +172,15 @@ func (w *world) begin(d *datadriven.TestData) {
 	if d.HasArg("fixed") {
 		m.fixed = 1
 	}
-	m.cBase, m.eBase = number("c-base", 100), number("e-base", 40)
+	m.eBase = number("e-base", 40)
+	if st := wordState(m.word); st >= stateActive && st <= stateFolding && !d.HasArg("unpaired") || d.HasArg("split") {
+		c.split, c.base = 1, number("c-base", 100)
+		c.bound = m.cStart - c.base
+	}
 	m.cRcv, m.eSnd = number("c-rcv", 700), number("e-snd", 300)
 	m.una = number("una", m.cStart)
-	m.cDue, m.eDue = number("c-due", 0), number("e-due", 0)
+	c.due, m.eDue = number("c-due", 0), number("e-due", 0)
+	c.early = number("c-early", 0)
 	m.ts, m.tsOut, m.tsBack, m.tsBackKnown = 1, number("ts-out", 50), number("ts-back", 7), 1
 	if d.HasArg("no-ts") {
 		m.ts = 0
@@ -227,7 +232,10 @@ func (w *world) state() (fs []field) {
 	add("next", wordNext(m.word))
 	add("una", m.una)
 	add("c-rcv", m.cRcv)
-	add("c-due", m.cDue)
+	add("c-due", c.due)
+	add("c-early", c.early)
+	add("stale", m.stale)
+	add("split", c.split)
 	add("e-due", m.eDue)
 	add("ts-back", m.tsBack)
 	add("ts-back-known", m.tsBackKnown)
@@ -239,21 +247,19 @@ func (w *world) state() (fs []field) {
 	add("e-shift", e.shift)
 	add("c-floor", c.tsFloor)
 	add("e-floor", e.tsFloor)
-	var per []engineStats
+	var per []refusals
 	if err := w.s.engines.Lookup(uint32(testSlot), &per); err != nil {
 		w.t.Fatal(err)
 	}
-	var sum engineStats
+	var sum refusals
 	for _, p := range per {
-		sum.Ends += p.Ends
-		sum.Splices += p.Splices
 		for i := range whyMax {
 			sum.Refusals[i] += p.Refusals[i]
 			sum.Pauses[i] += p.Pauses[i]
 		}
 	}
-	add("splices", sum.Splices)
-	add("ends", sum.Ends)
+	add("splices", m.starts)
+	add("ends", m.ends)
 	for i := range whyMax {
 		add("refusals-"+Why(i).String(), sum.Refusals[i])
 		add("pauses-"+Why(i).String(), sum.Pauses[i])
@@ -704,7 +710,7 @@ func TestTakeOver(t *testing.T) {
 				t.Fatalf("verdict %d, %s, refused %q", verdict, stateNames[wordState(m.word)], Why(m.refused))
 			}
 			if m.eStart != f.seq || wordNext(m.word) != f.seq+uint32(len(f.payload)) || m.cStart != written+1000 || m.una != m.cStart ||
-				m.cBase != 1000 || m.eBase != 2000 || m.eSnd != sent || m.ts != 1 || m.sack != 1 {
+				w.s.conns[w.cid].base != 1000 || m.eBase != 2000 || m.eSnd != sent || m.ts != 1 || m.sack != 1 {
 				t.Fatalf("%+v; the client's socket has written %d, the engine's %d", *m, written, sent)
 			}
 			check(t, m)
@@ -718,8 +724,8 @@ func TestTakeOver(t *testing.T) {
 	}
 	state := func(want uint32, due uint32) func(t *testing.T, m *splice) {
 		return func(t *testing.T, m *splice) {
-			if wordState(m.word) != want || m.cDue != due {
-				t.Fatalf("%s, client due %d", stateNames[wordState(m.word)], m.cDue)
+			if wordState(m.word) != want || w.s.conns[w.cid].due != due {
+				t.Fatalf("%s, client due %d", stateNames[wordState(m.word)], w.s.conns[w.cid].due)
 			}
 		}
 	}

@@ -60,7 +60,8 @@ func (s *Splicer) Join(client, engine uint32, changed func()) (*Splice, string) 
 // Content-Length, of which left is the rest. The caller has written all it has
 // read to the client's socket. False, and nothing done: not now.
 func (p *Splice) Arm(step uint8, left uint64, fixed bool) bool {
-	if left > maxLeft || wordState(atomic.LoadUint64(&p.m.word)) != stateOff {
+	w := atomic.LoadUint64(&p.m.word)
+	if left > maxLeft || wordState(w) != stateOff {
 		return false
 	}
 	p.step, p.left = uint32(step), uint32(left)
@@ -68,8 +69,8 @@ func (p *Splice) Arm(step uint8, left uint64, fixed bool) bool {
 	if fixed {
 		p.m.fixed = 1
 	}
-	// Only userspace moves a word out of OFF.
-	atomic.StoreUint64(&p.m.word, word(stateArmed, p.step, p.left, 0))
+	// Only userspace moves a word out of OFF. next stays, for AppendTail.
+	atomic.StoreUint64(&p.m.word, word(stateArmed, p.step, p.left, wordNext(w)))
 	p.armed = true
 	return true
 }
@@ -138,7 +139,10 @@ func (p *Splice) settledUnseen() bool {
 type Stats struct {
 	Bytes, Packets, Chunks uint64
 	Refused                Why
-	First, Last            time.Duration // since boot, zero when nothing was carried
+	// Stale: the engine's socket may hold bytes that were carried as well. It
+	// must not be read or used again.
+	Stale       bool
+	First, Last time.Duration // since boot, zero when nothing was carried
 }
 
 // Stats returns the counters so far.
@@ -149,6 +153,7 @@ func (p *Splice) Stats() Stats {
 		Packets: atomic.LoadUint64(&m.packets),
 		Chunks:  atomic.LoadUint64(&m.chunks),
 		Refused: Why(atomic.LoadUint32(&m.refused)),
+		Stale:   atomic.LoadUint32(&m.stale) != 0,
 		First:   time.Duration(m.firstNs),
 		Last:    time.Duration(m.lastNs),
 	}
@@ -187,7 +192,7 @@ func (p *Splice) Part() {
 		}
 		if atomic.CompareAndSwapUint64(&p.m.word, w, w&^7|stateFolding) {
 			n := wordNext(w) - p.m.eStart
-			atomic.StoreUint32(&c.shift, p.m.cBase+n)
+			atomic.StoreUint32(&c.shift, c.base+n)
 			atomic.StoreUint32(&e.shift, p.m.eBase+n)
 			atomic.StoreUint64(&p.m.word, w&^7|stateEnded)
 			break

@@ -21,6 +21,7 @@ enum why {
 	WHY_LOOP,       /* more frames in a packet than the loop may walk */
 	WHY_SURPLUS,    /* bytes after the end of the body */
 	WHY_STOP,       /* userspace stopped it */
+	WHY_OWED,       /* the client owes acknowledgements from before an earlier splice */
 	WHY_RACE,       /* another CPU changed the splice at the same moment */
 	WHY_WRITE,      /* the packet could not be rewritten */
 	WHY_PMTU,       /* the client's path reported a smaller MTU */
@@ -45,7 +46,7 @@ enum {
 
 /* struct conn is one TCP socket of the proxy. Userspace writes it before the
  * flow exists and sets CONN_CLOSED and splice later; the programs write shift,
- * when a splice is settled, and ts_floor. Go mirror: conn. */
+ * when a splice is settled, and what follows it. Go mirror: conn. */
 struct conn {
 	struct tuple wire; /* as seen at the hooks */
 	struct tuple sock; /* as the socket has it: they differ under NAT */
@@ -56,7 +57,14 @@ struct conn {
 	__u32 shift;   /* bytes that passed the socket by in settled splices */
 	__u32 ts_floor; /* latest timestamp sent in the socket's name */
 	__u32 ts_known; /* ts_floor is set */
-	__u32 pad;
+
+	/* A client's socket may still have to send bytes from before the last
+	 * splice again: those below bound (socket numbers) keep the shift they
+	 * were first sent with, base. */
+	__u32 split; /* bound and base are set */
+	__u32 bound, base;
+	__u32 due;   /* the next acknowledgement belongs to the socket */
+	__u32 early; /* the client may have bytes the socket has yet to send */
 };
 
 /* The word of a splice holds its whole moving state, so that one
@@ -100,14 +108,12 @@ struct splice {
 	__u32 fixed;          /* framing: Content-Length, not chunked */
 	__u32 generation;     /* tells events of an earlier use apart */
 
-	__u32 c_base;  /* the client conn's shift before the splice */
-	__u32 e_base;  /* the engine conn's */
+	__u32 e_base;  /* the engine conn's shift before the splice */
 	__u32 c_start; /* client wire number of the first carried byte */
 	__u32 e_start; /* engine wire number of it */
 	__u32 c_rcv;   /* acknowledgement the client gets with each packet */
 	__u32 e_snd;   /* sequence number the engine gets with each acknowledgement */
 	__u32 una;     /* client wire: acknowledged so far */
-	__u32 c_due;   /* the next acknowledgement belongs to the client's socket */
 	__u32 e_due;   /* the engine's next bare segment belongs to its socket */
 	__u32 ts;      /* both connections use timestamps */
 	__u32 ts_out;  /* engine's clock -> client connection's */
@@ -119,7 +125,7 @@ struct splice {
 	__u32 window;    /* the client's window as the engine is told it */
 	__u32 c_snd_scale, c_rcv_scale, e_snd_scale, e_rcv_scale;
 	__u32 refused;   /* the last enum why */
-	__u32 pad;
+	__u32 stale;     /* the engine's socket got bytes that were carried too */
 
 	__u64 bytes, packets, chunks;
 	__u64 first_ns, last_ns, ack_ns; /* since boot; ack_ns is coarse */
@@ -243,3 +249,4 @@ volatile const __u32 mark = 0x1f5a0001;
 volatile const __u8 use_bpf_loop = 1;
 
 #define TC_NEXT (-1) /* TCX_NEXT; to a clsact filter it means the same */
+#define TC_DROP 2    /* TCX_DROP */

@@ -251,6 +251,7 @@ func TestSpliceRandomChunks(t *testing.T) {
 		p, _ := s.Join(r.cid, r.eid, func() { settled <- true })
 		p.Arm(0, 0, false)
 		go func() {
+			rnd := rand.New(rand.NewSource(int64(round)))
 			b := body.Bytes()
 			for len(b) > 0 {
 				n := min(len(b), 1+rnd.Intn(2000))

@@ -2,8 +2,10 @@ package proxy
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -53,7 +55,9 @@ func TestClientLeaves(t *testing.T) {
 					close(reached)
 					<-left
 					c.SetReadDeadline(time.Now().Add(5 * time.Second))
-					io.Copy(io.Discard, c.br)
+					if _, err := io.Copy(io.Discard, c.br); !errors.Is(err, syscall.ECONNRESET) {
+						t.Errorf("the engine's connection ends with %v", err)
+					}
 					noticed <- time.Now()
 				})
 				r := newRig(t, Limits{}, nil, e.url())
@@ -126,6 +130,9 @@ func TestStalledClient(t *testing.T) {
 	r.s.mu.Lock()
 	for conn := range r.s.conns {
 		conn.x.relay.mu.Lock()
+		if k := conn.x.relay.wakeups; k > 20_000 {
+			t.Errorf("the shard woke %d times", k)
+		}
 		if k := cap(conn.x.relay.rest); k > 2*readSize {
 			t.Errorf("%d bytes are held for it", k)
 		}

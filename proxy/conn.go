@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -27,7 +28,7 @@ type conn struct {
 	tcp *net.TCPConn
 	fd  int // tcp's, valid until the goroutine closes it
 	br  *bufio.Reader
-	req fasthttp.Request
+	h   fasthttp.RequestHeader
 	x   exchange
 
 	// handle names the client's socket to the kernel programs; when it is 0,
@@ -71,6 +72,9 @@ func (c *conn) serve() {
 	defer c.close()
 	for c.await() {
 		if !c.x.run() {
+			if !c.x.reset && (c.x.unread || c.unread()) {
+				c.linger()
+			}
 			return
 		}
 	}
@@ -160,9 +164,9 @@ func (c *conn) readHead() (f failure, why string) {
 	if why := checkLines(head); why != "" {
 		return badRequest, why
 	}
-	c.req.Reset()
-	c.req.Header.DisableNormalizing()
-	if err := c.req.Header.Read(c.br); err != nil {
+	c.h.Reset()
+	c.h.DisableNormalizing()
+	if err := c.h.Read(c.br); err != nil {
 		return badRequest, ""
 	}
 	return none, ""
@@ -170,7 +174,7 @@ func (c *conn) readHead() (f failure, why string) {
 
 // readFailure maps an error of reading the client.
 func (c *conn) readFailure(err error) failure {
-	if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, fasthttp.ErrTimeout) {
+	if errors.Is(err, os.ErrDeadlineExceeded) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if c.cut {
@@ -185,50 +189,109 @@ func (c *conn) readFailure(err error) failure {
 // Content-Length, or -1 for a chunked body.
 func (c *conn) readBody(buf []byte, size int64) ([]byte, failure) {
 	c.expect(time.Now().Add(c.s.limits.BodyTimeout))
-	limit := c.s.limits.MaxBodyBytes
-	if size >= 0 {
-		// The buffer grows with what arrives, not with what is announced.
-		for int64(len(buf)) < size {
-			if len(buf) == cap(buf) {
-				grown := make([]byte, len(buf), min(max(2*int64(cap(buf)), 16<<10), size))
-				copy(grown, buf)
-				buf = grown
-			}
-			room := buf[len(buf):min(int64(cap(buf)), size)]
-			n, err := c.br.Read(room)
-			buf = buf[:len(buf)+n]
-			if err != nil {
-				return buf, c.readFailure(err)
-			}
-		}
-		return buf, none
+	if size < 0 {
+		return c.readChunks(buf)
 	}
-	// ReadBody has the buffer from here; after an error it may be gone.
-	c.req.SwapBody(buf)
-	err := c.req.ReadBody(c.br, -1, int(limit))
-	if err == nil {
-		buf = c.req.SwapBody(nil)
-		err = c.req.Header.ReadTrailer(c.br)
-		if err == io.EOF {
-			return buf, clientLeft
+	return c.readData(buf, size)
+}
+
+// readData appends the next n bytes to buf, which grows with what arrives, not
+// with what is announced.
+func (c *conn) readData(buf []byte, n int64) ([]byte, failure) {
+	for n > 0 {
+		if len(buf) == cap(buf) {
+			buf = slices.Grow(buf, int(min(n, int64(max(cap(buf), 16<<10)))))
 		}
-	} else {
-		buf = nil
+		k, err := c.br.Read(buf[len(buf):min(int64(cap(buf)), int64(len(buf))+n)])
+		buf = buf[:len(buf)+k]
+		n -= int64(k)
+		if err != nil {
+			return buf, c.readFailure(err)
+		}
 	}
-	var small *fasthttp.ErrSmallBuffer
+	return buf, none
+}
+
+// readChunks appends a chunked body's data to buf and drops its trailer.
+// fasthttp's parser allocates a chunk as large as the client says it will be,
+// so the few lines of framing are read here, as strictly.
+func (c *conn) readChunks(buf []byte) ([]byte, failure) {
+	for {
+		line, f := c.readLine()
+		if f != none {
+			return buf, f
+		}
+		size, ok := chunkSize(line)
+		if !ok {
+			return buf, badRequest
+		}
+		if size > c.s.limits.MaxBodyBytes-int64(len(buf)) {
+			return buf, bodyTooLarge
+		}
+		if size == 0 {
+			break
+		}
+		if buf, f = c.readData(buf, size); f != none {
+			return buf, f
+		}
+		end, err := c.br.Peek(2)
+		if err != nil {
+			return buf, c.readFailure(err)
+		}
+		if !bytes.Equal(end, crlf) {
+			return buf, badRequest
+		}
+		c.br.Discard(2)
+	}
+	for left := c.s.limits.MaxHeadBytes; left > 0; {
+		line, f := c.readLine()
+		if f != none {
+			return buf, f
+		}
+		if len(line) == 0 {
+			return buf, none
+		}
+		if bytes.IndexByte(line, ':') <= 0 || line[0] == ' ' || line[0] == '\t' {
+			return buf, badRequest
+		}
+		left -= len(line)
+	}
+	return buf, headTooLarge
+}
+
+// readLine returns the next line of chunked framing without its CRLF. It is
+// valid until the next read.
+func (c *conn) readLine() ([]byte, failure) {
+	line, err := c.br.ReadSlice('\n')
 	switch {
-	case err == nil:
-		return buf, none
-	case errors.Is(err, fasthttp.ErrBodyTooLarge):
-		return buf, bodyTooLarge
-	case errors.As(err, &small):
-		return buf, headTooLarge
-	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, fasthttp.ErrTimeout):
-		return buf, c.readFailure(err)
-	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, unix.ECONNRESET):
-		return buf, clientLeft
+	case err == bufio.ErrBufferFull:
+		return nil, headTooLarge
+	case err != nil:
+		return nil, c.readFailure(err)
 	}
-	return buf, badRequest
+	line, ok := bytes.CutSuffix(line, crlf)
+	if !ok || bytes.IndexByte(line, '\r') >= 0 {
+		return nil, badRequest
+	}
+	return line, none
+}
+
+// chunkSize reads the line before a chunk: hexadecimal digits, and extensions
+// that are ignored.
+func chunkSize(line []byte) (size int64, ok bool) {
+	i := 0
+	for ; i < len(line); i++ {
+		d, hex := hexDigit(line[i])
+		if !hex {
+			break
+		}
+		if size >= maxChunk>>4 {
+			return 0, false
+		}
+		size = size<<4 | int64(d)
+	}
+	rest := bytes.TrimLeft(line[i:], " \t")
+	return size, i > 0 && (len(rest) == 0 || rest[0] == ';')
 }
 
 // expect lets the next reads of the client last until a time and forgets earlier wake-ups. Who is going to call wake is set up after it.
@@ -391,6 +454,13 @@ func (c *conn) closeIdle() {
 	if c.idle {
 		c.tcp.SetReadDeadline(past)
 	}
+}
+
+// unread reports whether the client has sent more than was read.
+func (c *conn) unread() bool {
+	var b [1]byte
+	n, _ := recv(c.fd, b[:], unix.MSG_PEEK)
+	return n > 0 || c.br.Buffered() > 0
 }
 
 // linger lets a client that is still sending read the answer: closing with

@@ -136,7 +136,6 @@ type rig struct {
 	s        *Server
 	addr     string
 	replicas []*Replica
-	log      *bytes.Buffer
 	down     sync.Once
 }
 

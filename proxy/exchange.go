@@ -36,6 +36,8 @@ type exchange struct {
 	call           call
 	http10, isHead bool
 	keepAlive      bool
+	unread         bool // it was refused before it was read
+	reset          bool // the connection is to end with a reset
 
 	// The choice.
 	model      *Model
@@ -54,13 +56,15 @@ type exchange struct {
 	status   int
 	ttfb     time.Duration
 	relay    relay
-	packet   bool   // the kernel carried at least one byte
-	why      string // why not a better tier
-	chunks   uint64
-	kernel   Carried
-	cause    error  // of a failure, for the log
-	message  string // of a refusal, when there is a better one than the table's
-	param    string
+	// pooled are where body, in and out came from.
+	pooled  struct{ body, in, out *[]byte }
+	packet  bool   // the kernel carried at least one byte
+	why     string // why not a better tier
+	chunks  uint64
+	kernel  Carried
+	cause   error  // of a failure, for the log
+	message string // of a refusal, when there is a better one than the table's
+	param   string
 }
 
 // spliceWorth is how many bytes of a Content-Length body must be left for the
@@ -77,16 +81,16 @@ var (
 )
 
 // run serves one request and reports whether the connection can serve another.
-func (x *exchange) run() bool {
+func (x *exchange) run() (goOn bool) {
 	x.begin()
 	f := x.read()
+	defer func() { x.finish(f) }()
 	if f == none {
 		f = x.serve()
 	}
 	if f != none {
 		x.refuse(f)
 	}
-	x.finish(f)
 	return x.keepAlive
 }
 
@@ -95,7 +99,7 @@ func (x *exchange) begin() {
 	x.route, x.allow = routeUnknown, ""
 	x.head, x.id = requestHead{}, nil
 	x.call = call{}
-	x.http10, x.isHead, x.keepAlive = false, false, false
+	x.http10, x.isHead, x.keepAlive, x.unread, x.reset = false, false, false, false, false
 	x.model, x.replica, x.candidates = nil, nil, x.candidates[:0]
 	x.up, x.unsent = nil, false
 	x.response = responseHead{}
@@ -104,9 +108,9 @@ func (x *exchange) begin() {
 	x.cause, x.message, x.param = nil, "", ""
 	x.began = time.Now()
 	x.c.s.stats.running.Add(1)
-	x.body = (*bodies.Get().(*[]byte))[:0]
-	x.in = (*heads.Get().(*[]byte))[:0]
-	x.out = (*heads.Get().(*[]byte))[:0]
+	x.pooled.body = bodies.Get().(*[]byte)
+	x.pooled.in, x.pooled.out = heads.Get().(*[]byte), heads.Get().(*[]byte)
+	x.body, x.in, x.out = (*x.pooled.body)[:0], (*x.pooled.in)[:0], (*x.pooled.out)[:0]
 }
 
 // read reads the whole request.
@@ -117,7 +121,7 @@ func (x *exchange) read() failure {
 		x.message = why
 		return f
 	}
-	h := &c.req.Header
+	h := &c.h
 	x.http10 = !h.IsHTTP11()
 	x.method, x.isHead = h.Method(), h.IsHead()
 	if proto := string(h.Protocol()); proto != "HTTP/1.1" && proto != "HTTP/1.0" {
@@ -501,23 +505,18 @@ func (x *exchange) refuse(f failure) {
 		x.keepAlive = false
 		// A reset: what the client has must not pass for the whole answer,
 		// and what it has not taken is dropped.
+		x.reset = true
 		x.c.tcp.SetLinger(0)
 		return
 	}
 	if f.fatal() {
-		x.keepAlive = false
+		x.keepAlive, x.unread = false, true
 	}
 	if x.id == nil {
 		x.takeID()
 	}
 	body := appendError(nil, f, x.message, x.param)
-	if x.answer(row.status, "application/json", body) != none {
-		x.keepAlive = false
-		return
-	}
-	if f.fatal() {
-		x.c.linger()
-	}
+	x.answer(row.status, "application/json", body)
 }
 
 // answer sends a response of the agent's own.
@@ -557,19 +556,19 @@ func (x *exchange) answer(status int, kind string, body []byte) failure {
 
 // giveBack returns the exchange's buffers to their pools.
 func (x *exchange) giveBack() {
-	if x.in != nil {
-		in, out := x.in, x.out
-		x.in, x.out = nil, nil
-		heads.Put(&in)
-		heads.Put(&out)
+	p := &x.pooled
+	if p.body == nil {
+		return
 	}
-	if x.body != nil {
-		body := x.body
-		x.body = nil
-		if cap(body) <= keepBody {
-			bodies.Put(&body)
-		}
+	*p.in, *p.out = x.in, x.out
+	heads.Put(p.in)
+	heads.Put(p.out)
+	if cap(x.body) <= keepBody {
+		*p.body = x.body
+		bodies.Put(p.body)
 	}
+	p.body, p.in, p.out = nil, nil, nil
+	x.body, x.in, x.out = nil, nil, nil
 }
 
 // finish releases everything the exchange holds and counts it.

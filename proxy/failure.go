@@ -98,7 +98,7 @@ var failureTable = [failures]struct {
 	shutDown:      {0, "", "shut_down", byAgent, "The agent was stopped."},
 }
 
-// ended reports that the connection's framing is unknown after f, or that an
+// fatal reports that the connection's framing is unknown after f, or that an
 // answer was cut: it can serve no further request.
 func (f failure) fatal() bool { return f != none && (f <= badExpect || f >= engineBroke) }
 

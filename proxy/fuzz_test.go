@@ -243,7 +243,10 @@ func lenient(input []byte) bool {
 	}
 	for line := range bytes.SplitSeq(input, []byte("\r\n")) {
 		name, value, ok := bytes.Cut(line, []byte(":"))
-		if ok && bytes.EqualFold(name, []byte("host")) && len(bytes.Trim(value, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-: ")) > 0 {
+		odd := func(r rune) bool {
+			return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '.' || r == '-' || r == ':')
+		}
+		if ok && bytes.EqualFold(name, []byte("host")) && bytes.IndexFunc(bytes.TrimSpace(value), odd) >= 0 {
 			return true
 		}
 		if i := bytes.Index(line, []byte(" HTTP/1.")); i >= 0 && bytes.ContainsAny(line[:i], "%:[#\\*\"<>^`{|}?") {

@@ -34,7 +34,7 @@ func routeOf(path []byte) (r route, allow string) {
 	return routeUnknown, ""
 }
 
-// kindOf is the kind of the top-level member "model".
+// memberKind is the kind of the top-level member "model".
 type memberKind uint8
 
 const (

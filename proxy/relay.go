@@ -38,13 +38,17 @@ type relay struct {
 	// take, or has taken, the rest.
 	splice Splice
 	armed  bool
-	// surplus: the engine sent more than the response.
+	// surplus: the engine sent more than the response, so its connection is
+	// not used again.
 	surplus bool
 
 	tail    []byte // the body's last bytes, at most 2*TailBytes
 	wakeups uint64
-	bytes   uint64 // read by userspace
-	carried uint64 // by the kernel, as far as tail knows
+	strayed time.Time // when the kernel first left bytes that it should carry
+	bytes   uint64    // read by userspace
+	carried uint64    // by the kernel, as far as tail knows
+	// kernelTail is scratch of kernelTailLocked.
+	kernelTail []byte
 }
 
 type relayState uint8
@@ -69,7 +73,7 @@ func (r *relay) reset(c *conn, up *engineConn) {
 	r.rest = r.rest[:0]
 	r.splice, r.armed, r.surplus = nil, false, false
 	r.tail = r.tail[:0]
-	r.wakeups, r.bytes, r.carried = 0, 0, 0
+	r.wakeups, r.strayed, r.bytes, r.carried = 0, time.Time{}, 0, 0
 }
 
 // start hands both descriptors to the shard. Bytes the client has not taken
@@ -117,8 +121,18 @@ func (r *relay) onEngine(w *watch, events uint32) {
 	}
 	r.wakeups++
 	if r.armed && !r.takeLocked() {
-		if r.state == relaying && events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0 {
-			// The kernel carries the response and the connection has broken.
+		var b [1]byte
+		if r.state != relaying {
+			return
+		}
+		// The kernel carries the response, so the socket has nothing to say
+		// but that the connection has broken. Should it have bytes all the
+		// same, epoll would tell so for ever: the patience is bounded.
+		n, errno := recv(w.fd, b[:], unix.MSG_PEEK)
+		if n > 0 && r.strayed.IsZero() {
+			r.strayed = time.Now()
+		}
+		if n == 0 && errno == 0 || errno != 0 && errno != unix.EAGAIN || n > 0 && time.Since(r.strayed) > strayTime {
 			r.endLocked(engineBroke)
 		}
 		return
@@ -150,11 +164,15 @@ func (r *relay) takeLocked() bool {
 	f, hold := r.splice.Take()
 	switch hold {
 	case HeldHere:
-		r.kernelTailLocked()
-		r.frames, r.armed = f, false
+		stale := r.kernelTailLocked()
+		r.frames, r.armed, r.strayed = f, false, time.Time{}
+		if stale {
+			r.endLocked(engineBroke)
+			return false
+		}
 		return true
 	case HeldEnded:
-		r.kernelTailLocked()
+		r.surplus = r.kernelTailLocked() || r.surplus
 		r.frames.Step, r.armed = StepEnd, false
 		r.goOnLocked()
 	}
@@ -162,24 +180,39 @@ func (r *relay) takeLocked() bool {
 }
 
 // kernelTailLocked takes over the last bytes the kernel has carried, if it has
-// carried any since it was asked last.
-func (r *relay) kernelTailLocked() {
-	var buf [TailBytes]byte
-	k, tail := r.splice.Carried(buf[:0])
+// carried any since it was asked last. stale is Carried.Stale.
+func (r *relay) kernelTailLocked() (stale bool) {
+	k, tail := r.splice.Carried(r.kernelTail[:0])
+	r.kernelTail = tail
 	if k.Bytes == r.carried {
-		return
+		return k.Stale
 	}
 	// Of an earlier part tail is known already.
 	fresh := min(uint64(len(tail)), k.Bytes-r.carried)
 	r.keepTail(tail[uint64(len(tail))-fresh:])
 	r.carried = k.Bytes
+	return k.Stale
+}
+
+// strayTime is far more than any race between epoll and the kernel's taking
+// over can explain.
+const strayTime = 2 * time.Second
+
+// eor is the flag for writes to the client. What the kernel carries comes
+// between two writes of ours, and the socket may never send bytes from before
+// and after it in one segment.
+func (r *relay) eor() int {
+	if r.splice != nil {
+		return unix.MSG_EOR
+	}
+	return 0
 }
 
 // forwardLocked passes p, just read from the engine, to the client. Each read
 // is forwarded at once.
 func (r *relay) forwardLocked(s *shard, p []byte) {
 	out, f := r.accept(p, &s.decoded)
-	n, errno := send(r.c.fd, out)
+	n, errno := send(r.c.fd, out, r.eor())
 	if errno != 0 && errno != unix.EAGAIN {
 		r.endLocked(clientLeft)
 		return
@@ -247,7 +280,7 @@ func (r *relay) onWritable() {
 	if r.state != relaying || len(r.rest) == 0 {
 		return
 	}
-	n, errno := send(r.c.fd, r.rest)
+	n, errno := send(r.c.fd, r.rest, r.eor())
 	if errno == unix.EAGAIN {
 		return
 	}
@@ -333,7 +366,7 @@ func (r *relay) endLocked(f failure) {
 // writeNow sends what the client's socket takes at once and keeps the rest.
 // Only before start.
 func (r *relay) writeNow(p []byte) failure {
-	n, errno := send(r.c.fd, p)
+	n, errno := send(r.c.fd, p, r.eor())
 	if errno != 0 && errno != syscall.EAGAIN {
 		return clientLeft
 	}

@@ -173,6 +173,43 @@ func TestEachReadIsForwardedAtOnce(t *testing.T) {
 	close(next)
 }
 
+func TestRelayDoesNotAllocate(t *testing.T) {
+	part := []byte(chunk(strings.Repeat("x", 200)))
+	for _, decode := range []bool{false, true} {
+		r := relay{decode: decode}
+		var decoded []byte
+		if n := testing.AllocsPerRun(100, func() {
+			if _, f := r.accept(part, &decoded); f != none {
+				t.Fatal(f.label())
+			}
+		}); n != 0 {
+			t.Errorf("%v allocations, decode %v", n, decode)
+		}
+	}
+}
+
+// TestTailKeepsTheEnd: however the body is cut, the tail ends with its last
+// TailBytes and stays bounded.
+func TestTailKeepsTheEnd(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	for range 200 {
+		var r relay
+		var all []byte
+		for range rng.IntN(40) {
+			part := make([]byte, rng.IntN(1500))
+			for i := range part {
+				part[i] = byte(rng.Uint32())
+			}
+			all = append(all, part...)
+			r.keepTail(part)
+			want := all[max(0, len(all)-TailBytes):]
+			if !bytes.HasSuffix(r.tail, want) || len(r.tail) > 2*TailBytes {
+				t.Fatalf("the tail holds %d bytes of %d", len(r.tail), len(all))
+			}
+		}
+	}
+}
+
 func TestUsageIsCounted(t *testing.T) {
 	usage := `"usage":{"prompt_tokens":5,"total_tokens":9,"completion_tokens":4,"prompt_tokens_details":{"cached_tokens":2}}`
 	stream := strings.Repeat(chunk(`data: {"choices":[{}]}`+"\n\n"), 200) + chunk(`data: {"choices":[],`+usage+"}\n\n") + chunk("data: [DONE]\n\n") + "0\r\n\r\n"
@@ -305,6 +342,8 @@ func (k *fakeKernel) Leave(handle uint32) {
 	}
 }
 
+func (k *fakeKernel) Segment(bool) int { return 0 }
+
 func (k *fakeKernel) Join(client, engine uint32, changed func()) (Splice, string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -368,7 +407,7 @@ func (s *fakeSplice) run() {
 			}
 			// The client must take it all: as in the kernel, what it has not
 			// room for is not taken.
-			sent, errno := send(s.cfd, buf[:n])
+			sent, errno := send(s.cfd, buf[:n], 0)
 			if errno != 0 {
 				break
 			}

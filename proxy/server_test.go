@@ -1,12 +1,14 @@
 package proxy
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -372,6 +374,51 @@ func TestDeadlines(t *testing.T) {
 	}
 }
 
+func TestChunkSize(t *testing.T) {
+	f := func(line string, size int64, ok bool) {
+		t.Helper()
+		if got, gotOK := chunkSize([]byte(line)); gotOK != ok || ok && got != size {
+			t.Errorf("%q: %d %v", line, got, gotOK)
+		}
+	}
+	f("0", 0, true)
+	f("1fF", 0x1ff, true)
+	f("000a", 10, true)
+	f("5;a=b", 5, true)
+	f("5 ", 5, true)
+	f("5\t;a", 5, true)
+	f("", 0, false)
+	f(";a", 0, false)
+	f(" 5", 0, false)
+	f("5x", 0, false)
+	f("5 5", 0, false)
+	f("0x5", 0, false)
+	f("-5", 0, false)
+	f("+5", 0, false)
+	f("ffffffffffffffff", 0, false)
+	f("7fffffffffffffff", 0, false)
+}
+
+// TestAnnouncedBodiesCostNothing: memory is taken for what arrives.
+func TestAnnouncedBodiesCostNothing(t *testing.T) {
+	r := newRig(t, Limits{}, nil)
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	for _, head := range []string{"Content-Length: 60000000\r\n\r\n", "Transfer-Encoding: chunked\r\n\r\n3938700\r\n"} {
+		for range 20 {
+			r.dial().send("POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + head + "{")
+		}
+	}
+	eventually(t, time.Second, "all have begun", func() bool { return r.s.Datapath().Running == 40 })
+	time.Sleep(10 * time.Millisecond)
+	runtime.ReadMemStats(&after)
+	if grown := int64(after.TotalAlloc) - int64(before.TotalAlloc); grown > 40<<20 {
+		t.Errorf("40 announced bodies cost %d MiB", grown>>20)
+	}
+	r.shutdown(0)
+}
+
 // TestShutdown: idle connections close at once, running exchanges finish and
 // say that the connection closes, nothing new is taken.
 func TestShutdown(t *testing.T) {
@@ -463,5 +510,77 @@ func TestShutdownCuts(t *testing.T) {
 				t.Errorf("client %d was told %d", i, resp.StatusCode)
 			}
 		}
+	}
+}
+
+// TestLastAnswerIsNotLost: bytes the client has sent beyond its last request
+// must not turn the close into a reset that takes the answer away.
+func TestLastAnswerIsNotLost(t *testing.T) {
+	e := newRawEngine(t, answering(fixed(strings.Repeat("x", 200_000))))
+	r := newRig(t, Limits{}, nil, e.url())
+	for range 20 {
+		c := r.dial()
+		c.send(post(hello, "Connection: close\r\n") + strings.Repeat("more", 10_000))
+		if _, body := c.answer(); len(body) != 200_000 {
+			t.Fatalf("%d bytes", len(body))
+		}
+	}
+}
+
+func TestIPv6(t *testing.T) {
+	l, err := net.Listen("tcp", "[::1]:0")
+	if err != nil {
+		t.Skip("no IPv6 here: ", err)
+	}
+	e := newRawEngine(t, answering(fixed("four")))
+	_, port, _ := net.SplitHostPort(l.Addr().String())
+	go func() {
+		defer l.Close()
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		if _, err := http.ReadRequest(bufio.NewReader(c)); err == nil {
+			io.WriteString(c, fixed("six"))
+		}
+	}()
+	r := newRig(t, Limits{}, nil, "http://[::1]:"+port, e.url())
+	bodies := map[string]bool{}
+	for range 50 {
+		c := r.dial()
+		c.send(post(hello))
+		resp, body := c.answer()
+		bodies[body] = true
+		c.Close()
+		if bodies["six"] {
+			break
+		}
+		if resp.StatusCode != 200 {
+			t.Fatalf("got %d", resp.StatusCode)
+		}
+	}
+	if !bodies["six"] {
+		t.Error("the engine on IPv6 was never used")
+	}
+}
+
+func TestServeRefusesOtherListeners(t *testing.T) {
+	checkLeaks(t)
+	s := New(Limits{}, nil, nil)
+	defer s.Shutdown(context.Background())
+	l, err := net.Listen("unix", t.TempDir()+"/socket")
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(l) }()
+	c, err := net.Dial("unix", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := <-done; err == nil || !strings.Contains(err.Error(), "not *net.TCPConn") {
+		t.Errorf("Serve returned %v", err)
 	}
 }

@@ -213,11 +213,13 @@ func recv(fd int, p []byte, flags int) (int, syscall.Errno) {
 	}
 }
 
-// send writes what fits. It returns 0 and EAGAIN when nothing does.
-func send(fd int, p []byte) (int, syscall.Errno) {
+// send writes what fits. It returns 0 and EAGAIN when nothing does. MSG_EOR as
+// a flag keeps the kernel from ever sending the last byte in one segment with
+// what is written later.
+func send(fd int, p []byte, flags int) (int, syscall.Errno) {
 	for {
 		n, _, errno := syscall.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(p))),
-			uintptr(len(p)), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
+			uintptr(len(p)), uintptr(flags|unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL), 0, 0)
 		if errno == 0 {
 			return int(n), 0
 		}

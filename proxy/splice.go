@@ -20,8 +20,13 @@ type Joiner interface {
 	// the kernel has forgotten it. Leave(0) does nothing.
 	Leave(handle uint32)
 
+	// Segment is the most bytes an engine may send in one segment so that it
+	// fits the path to the clients, 0 for any. An engine is told when it is
+	// connected to.
+	Segment(v6 bool) int
+
 	// Join pairs two sockets for one response. changed is called, from the
-	// Joiner's own goroutine and possibly at any time until Part returns, when
+	// Joiner's own goroutine and possibly just after Part still, when
 	// the kernel's hold on the response changed: what it carried is
 	// acknowledged to its end and the response is over, or paused. It must
 	// not block. Join does no system call. The Splice is nil when the sockets
@@ -89,6 +94,9 @@ type Carried struct {
 	// Refused says why the last packet that could have started or continued
 	// the splice did not: one word, empty when none was refused.
 	Refused string
+	// Stale: the engine's socket may hold bytes that were carried as well. It
+	// must neither be read nor used for another response.
+	Stale bool
 }
 
 // Frames is the state of a response body's framing between two bytes. The BPF

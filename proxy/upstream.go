@@ -298,6 +298,12 @@ func (c *conn) dialAddr(r *Replica, addr netip.AddrPort, limit time.Time) (*engi
 			return nil, connectFailed, fmt.Errorf("setsockopt: %w", err)
 		}
 	}
+	if c.s.joiner != nil {
+		if size := c.s.joiner.Segment(family == unix.AF_INET6); size > 0 {
+			// Not vital: larger segments are copied instead of carried.
+			_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_MAXSEG, size)
+		}
+	}
 	err = unix.Connect(fd, sa)
 	for err == unix.EINPROGRESS || err == unix.EINTR {
 		switch f := c.waitEngine(e, unix.EPOLLOUT, limit); f {

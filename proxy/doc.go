@@ -1,0 +1,46 @@
+// Package proxy is the data plane: it takes OpenAI requests from clients,
+// chooses an engine for each and passes the engine's answer on.
+//
+// # The way of one request
+//
+//	accept      server.go    one goroutine a connection
+//	await       conn.go      idle deadline; the first byte of a request
+//	read        conn.go      head deadline, fasthttp's parser; size check; 100-continue; body deadline
+//	route       exchange.go  path and method; openai.go finds model and stream in one pass over the body
+//	choose      exchange.go  policy.Policy picks a replica; it is counted there until finish
+//	connect     upstream.go  an idle connection that looks alive, or a new one
+//	send        exchange.go  head and body in one write
+//	first byte  exchange.go  the response's head; head.go says what passes
+//	relay       relay.go     the body: copied by a shard's thread, or carried by the kernel
+//	finish      exchange.go  one deferred call: release, count
+//
+// failure.go has one table of everything that can go wrong: what the client is
+// told, and whose fault it is.
+//
+// # Threads
+//
+// A connection's goroutine waits in one place, conn.wait, for the client's next
+// byte, whatever phase the exchange is in. So a client that leaves is noticed
+// at once. All else that concerns it (the engine's socket is ready, the relay
+// has ended, the server stops) calls conn.wake.
+//
+// Engine sockets are not on Go's netpoller but in shards (shard.go): one locked
+// thread and one epoll set for every two cores.
+//
+// # Who owns what
+//
+//   - The client's descriptor belongs to its connection's goroutine, which alone
+//     reads and closes it. From relay.start until relay.finished or relay.stop
+//     the relay writes to it, and nobody else does.
+//   - An engine's descriptor belongs to the exchange that dialled it or took it
+//     from the idle stack, until it is closed or put back. From relay.start until
+//     finished or stop the relay reads it, unless the kernel carries the response.
+//   - Locks are taken in this order: relay.mu, watch.mu, conn.mu, and conn.mu
+//     before the mu of conn.cw, whose ready function runs without it.
+//   - Buffers for request bodies and heads come from pools, at the latest
+//     returned when the relay starts: a stream that lasts for an hour holds its
+//     connection's small read buffer and the tail of its body.
+//
+// A Splice belongs to the relay. It is parted after it has settled, or before
+// both sockets are closed.
+package proxy
