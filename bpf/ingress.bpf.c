@@ -671,13 +671,15 @@ static __noinline int from_client(struct __sk_buff *skb, struct packet *p, struc
 	return client_local(skb, p, s, c, w);
 }
 
+#include "pmtu.h"
+
 static __always_inline int ingress(struct __sk_buff *skb, __u32 l3)
 {
 	if (skb->mark == mark)
 		return TC_NEXT;
 	struct packet p;
 	if (!read_packet(skb, l3, 1, &p))
-		return TC_NEXT;
+		return too_big(skb, l3);
 	__u32 *id = bpf_map_lookup_elem(&flows, &p.tuple);
 	if (p.head.flags & SYN) {
 		__u32 ifindex = skb->ifindex;

@@ -277,3 +277,25 @@ func TestDatapathLoss(t *testing.T) {
 		t.Errorf("the packet tier took %v, the copy tier %v", took["packet"], took["copy"])
 	}
 }
+
+// TestDatapathSmallPath: a router on the way to the client takes smaller
+// packets than either end knows, and says so about packets the kernel carried.
+func TestDatapathSmallPath(t *testing.T) {
+	for _, v := range []struct{ engine, addr string }{
+		{"10.9.2.2", "10.9.1.1:8080"},
+		{"fd09:2::2", "[fd09:1::1]:8080"},
+	} {
+		l := newLab(t, labOptions{pathMTU: 1380})
+		s := l.sim(simulator.Config{ZeroLatency: true, Host: v.engine})
+		n := l.start("packet", []string{s.URL()})
+		good := n.load(v.addr, 5, 10, 20*time.Second, func(k, i int) simulator.Raw {
+			return simulator.Raw{Seed: uint64(k*1000 + i), Chunks: 30, Max: 6000, IntervalUS: 1000}
+		})
+		d := n.datapath()
+		if good != 50 || d.Kernel.Pauses["pmtu"] == 0 || d.Kernel.Bytes < 50*30*3000/2 {
+			t.Errorf("%s: %d of 50 responses, %+v", v.addr, good, d)
+		}
+		t.Logf("%+v", d)
+		n.stop()
+	}
+}

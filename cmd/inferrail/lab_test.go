@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -58,6 +59,7 @@ type labOptions struct {
 	loss, reorder        float64       // of packets, on every hop
 	clientMTU, engineMTU int
 	noOffload            bool // single packets on the wires, no GSO
+	pathMTU              int  // a router before the client sends no larger packets
 }
 
 // needLab skips a test that cannot have namespaces, or BPF, here; where
@@ -99,7 +101,11 @@ func newLab(t *testing.T, o labOptions) *lab {
 		// Nothing here is a duplicate address; do not wait to find out.
 		os.WriteFile("/proc/sys/net/ipv6/conf/default/accept_dad", []byte("0"), 0o644)
 	}
-	l.join(l.client, "c0", l.proxy, "p0", "1", o.clientMTU, wire)
+	if o.pathMTU > 0 {
+		l.route(o.pathMTU)
+	} else {
+		l.join(l.client, "c0", l.proxy, "p0", "1", o.clientMTU, wire)
+	}
 	l.join(l.engine, "e0", l.proxy, "p1", "2", o.engineMTU, o.loss > 0 || o.reorder > 0)
 	t.Cleanup(func() {
 		l.client.Close()
@@ -136,6 +142,42 @@ func (l *lab) join(far netns.NsHandle, farName string, near netns.NsHandle, near
 	l.address(near, nearName, net, "1")
 }
 
+// route puts a router between client and proxy, whose link to the client, at
+// 10.9.3.2 and fd09:3::2 then, carries only small packets. Neither end knows.
+func (l *lab) route(mtu int) {
+	l.t.Helper()
+	router, err := netns.New()
+	l.check(err)
+	l.t.Cleanup(func() { router.Close() })
+	os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644)
+	os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0o644)
+	l.o.noOffload = true
+	l.veth(router, "r0", l.proxy, "p0", 1500)
+	l.veth(router, "r1", l.client, "c0", 1500)
+	l.address(l.proxy, "p0", "1", "1")
+	l.address(router, "r0", "1", "fe")
+	l.address(router, "r1", "3", "fe")
+	l.address(l.client, "c0", "3", "2")
+	l.check(netns.Set(router))
+	link, err := netlink.LinkByName("r1")
+	l.check(err)
+	l.check(netlink.LinkSetMTU(link, mtu))
+	for _, h := range []struct {
+		ns      netns.NsHandle
+		to, via string
+	}{{l.proxy, "3", "1"}, {l.client, "1", "3"}} {
+		l.check(netns.Set(h.ns))
+		for _, r := range [][2]string{
+			{"10.9." + h.to + ".0/24", "10.9." + h.via + ".254"},
+			{"fd09:" + h.to + "::/64", "fd09:" + h.via + "::fe"},
+		} {
+			dst, err := netlink.ParseIPNet(r[0])
+			l.check(err)
+			l.check(netlink.RouteAdd(&netlink.Route{Dst: dst, Gw: net.ParseIP(r[1])}))
+		}
+	}
+}
+
 func (l *lab) veth(a netns.NsHandle, aName string, b netns.NsHandle, bName string, mtu int) {
 	l.t.Helper()
 	l.check(netns.Set(a))
@@ -162,7 +204,9 @@ func (l *lab) address(ns netns.NsHandle, name, net, host string) {
 	l.check(netns.Set(ns))
 	link, err := netlink.LinkByName(name)
 	l.check(err)
-	for _, a := range []string{"10.9." + net + "." + host + "/24", "fd09:" + net + "::" + host + "/64"} {
+	number, err := strconv.ParseInt(host, 16, 32)
+	l.check(err)
+	for _, a := range []string{fmt.Sprintf("10.9.%s.%d/24", net, number), "fd09:" + net + "::" + host + "/64"} {
 		addr, err := netlink.ParseAddr(a)
 		l.check(err)
 		addr.Flags = unix.IFA_F_NODAD
