@@ -72,6 +72,8 @@ const maxLeft = 1<<25 - 1
 func word(state, step, left, next uint32) uint64 {
 	return uint64(state) | uint64(step)<<3 | uint64(left)<<7 | uint64(next)<<32
 }
+func withState(w, state uint64) uint64 { return w&^7 | state }
+
 func wordState(w uint64) uint32 { return uint32(w) & 7 }
 func wordStep(w uint64) uint32  { return uint32(w) >> 3 & 15 }
 func wordLeft(w uint64) uint32  { return uint32(w) >> 7 }

@@ -83,7 +83,7 @@ func (p *Splice) Take() (step uint8, left uint64, carried bool, h Holder) {
 		w := atomic.LoadUint64(&p.m.word)
 		switch wordState(w) {
 		case stateArmed:
-			if atomic.CompareAndSwapUint64(&p.m.word, w, w&^7|stateOff) {
+			if atomic.CompareAndSwapUint64(&p.m.word, w, withState(w, stateOff)) {
 				p.armed = false
 			}
 		case stateActive:
@@ -116,7 +116,7 @@ func (p *Splice) Stop() {
 		default:
 			return
 		}
-		if atomic.CompareAndSwapUint64(&p.m.word, w, w&^7|to) {
+		if atomic.CompareAndSwapUint64(&p.m.word, w, withState(w, to)) {
 			return
 		}
 	}
@@ -190,11 +190,11 @@ func (p *Splice) Part() {
 		if state != statePaused && state != stateDone {
 			break
 		}
-		if atomic.CompareAndSwapUint64(&p.m.word, w, w&^7|stateFolding) {
+		if atomic.CompareAndSwapUint64(&p.m.word, w, withState(w, stateFolding)) {
 			n := wordNext(w) - p.m.eStart
 			atomic.StoreUint32(&c.shift, c.base+n)
 			atomic.StoreUint32(&e.shift, p.m.eBase+n)
-			atomic.StoreUint64(&p.m.word, w&^7|stateEnded)
+			atomic.StoreUint64(&p.m.word, withState(w, stateEnded))
 			break
 		}
 	}

@@ -77,7 +77,6 @@ type relayed struct {
 	client, c *net.TCPConn // the client's own socket, and the proxy's
 	engine, e *net.TCPConn
 	cid, eid  uint32
-	cBroken   bool
 }
 
 func pair(t *testing.T, network, addr string) (dialed, accepted *net.TCPConn) {

@@ -1,0 +1,76 @@
+package policy
+
+import "testing"
+
+func TestLeastRequest(t *testing.T) {
+	f := func(inFlight []int, rand uint64, want int, reason string) {
+		t.Helper()
+		var cs []Candidate
+		for i, n := range inFlight {
+			cs = append(cs, Candidate{Slot: 10 + i, InFlight: n})
+		}
+		i, why := LeastRequest{}.Pick(&Request{Rand: rand}, cs)
+		if i != want || why != reason {
+			t.Errorf("%v: picked %d (%s), want %d (%s)", inFlight, i, why, want, reason)
+		}
+	}
+	f(nil, 1, -1, "no candidate")
+	f([]int{7}, 1, 0, "least in flight")
+	f([]int{3, 1, 2}, 1, 1, "least in flight")
+	f([]int{3, 2, 1}, 1, 2, "least in flight")
+	f([]int{0, 1, 2}, 1, 0, "least in flight")
+}
+
+// Ties must be shared evenly: idle replicas that are never picked stay idle.
+func TestLeastRequestTies(t *testing.T) {
+	cs := []Candidate{{InFlight: 1}, {InFlight: 0}, {InFlight: 0}, {InFlight: 5}, {InFlight: 0}}
+	counts := make([]int, len(cs))
+	const n = 30000
+	for r := range uint64(n) {
+		i, why := LeastRequest{}.Pick(&Request{Rand: mix(r)}, cs)
+		if why != "least in flight, tie" {
+			t.Fatal(why)
+		}
+		counts[i]++
+	}
+	for i, c := range cs {
+		want := 0
+		if c.InFlight == 0 {
+			want = n / 3
+		}
+		if d := counts[i] - want; d < -n/60 || d > n/60 {
+			t.Errorf("picked %v: candidate %d should have %d", counts, i, want)
+		}
+	}
+}
+
+// The same seed must give the same decision, or none can be replayed.
+func TestLeastRequestReplays(t *testing.T) {
+	cs := make([]Candidate, 64)
+	for r := range uint64(1000) {
+		a, _ := LeastRequest{}.Pick(&Request{Rand: r}, cs)
+		b, _ := LeastRequest{}.Pick(&Request{Rand: r}, cs)
+		if a != b {
+			t.Fatalf("seed %d: %d, then %d", r, a, b)
+		}
+	}
+}
+
+func TestLeastRequestAllocatesNothing(t *testing.T) {
+	cs := make([]Candidate, 256)
+	r := &Request{Rand: 1}
+	var p Policy = LeastRequest{}
+	if n := testing.AllocsPerRun(100, func() { p.Pick(r, cs) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+// BenchmarkLeastRequest256 picks among 256 idle replicas, the worst case: all
+// tie. go test -bench LeastRequest ./policy
+func BenchmarkLeastRequest256(b *testing.B) {
+	cs := make([]Candidate, 256)
+	b.ReportAllocs()
+	for i := range b.N {
+		LeastRequest{}.Pick(&Request{Rand: uint64(i)}, cs)
+	}
+}
