@@ -181,6 +181,7 @@ type interfaceWatch struct {
 	engines  []netip.AddrPort
 	attached map[int]device
 	failed   map[string]string // interface name -> why it could not be attached
+	warned   bool
 
 	mtu atomic.Int32 // the smallest of the attached interfaces, 0 for none but loopback
 }
@@ -283,6 +284,10 @@ func (w *interfaceWatch) update() error {
 		delete(w.failed, d.name)
 		w.attached[index] = d
 		w.log.Info("datapath attached", "interface", d.name, "hook", w.a.hook)
+	}
+	if len(w.attached) == 0 && !w.warned {
+		w.warned = true
+		w.log.Warn("the datapath has no interface to attach to yet, so responses are copied", "patterns", w.patterns)
 	}
 	smallest := 0
 	for index := range w.attached {

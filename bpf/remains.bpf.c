@@ -6,6 +6,7 @@
  * kind can be loaded at all. */
 
 #include <linux/bpf.h>
+#include <linux/if_ether.h>
 #include <linux/in.h>
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_endian.h>
@@ -14,11 +15,12 @@
 
 char LICENSE[] SEC("license") = "Dual MIT/GPL";
 
-/* The conn's id is the packet's first word. Returns 1 when there is a socket. */
+/* The conn's id is the packet's first word behind the Ethernet header. Returns
+ * the state of its socket, 0 when there is none. */
 SEC("tc") int remains(struct __sk_buff *skb)
 {
 	__u32 id;
-	if (bpf_skb_load_bytes(skb, 0, &id, sizeof(id)))
+	if (bpf_skb_load_bytes(skb, ETH_HLEN, &id, sizeof(id)))
 		return 0;
 	struct conn *c = bpf_map_lookup_elem(&conns, &id);
 	if (!c)
@@ -41,7 +43,7 @@ SEC("tc") int remains(struct __sk_buff *skb)
 	if (!sk)
 		return 0;
 	/* A listener on the local port is not this connection. */
-	int found = sk->state != BPF_TCP_LISTEN;
+	int state = sk->state == BPF_TCP_LISTEN ? 0 : sk->state;
 	bpf_sk_release(sk);
-	return found;
+	return state;
 }

@@ -1,6 +1,7 @@
 package bpf
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -239,8 +240,9 @@ func mapped[T any](s *Splicer, m *ebpf.Map) ([]T, error) {
 	return unsafe.Slice((*T)(unsafe.Pointer(&b[0])), n), nil
 }
 
-// Close detaches the programs and frees everything that is not pinned. No
-// Splice may be in use.
+// Close detaches the programs and frees everything. No Splice may be in use.
+// The kernel gets a moment to close the connections that were left: without
+// the programs their last segments would have wrong numbers.
 func (s *Splicer) Close() error {
 	s.mu.Lock()
 	if s.closed {
@@ -251,6 +253,7 @@ func (s *Splicer) Close() error {
 	devices := s.devices
 	s.devices = map[uint32]device{}
 	s.mu.Unlock()
+	s.letClose()
 	for _, d := range devices {
 		closeLinks(d.links)
 	}
@@ -269,6 +272,39 @@ func (s *Splicer) Close() error {
 		return Unpin(s.pinDir)
 	}
 	return nil
+}
+
+// closeTime is how long Close waits for clients to acknowledge the end of their
+// connections.
+const closeTime = 2 * time.Second
+
+func (s *Splicer) letClose() {
+	for until := time.Now().Add(closeTime); time.Now().Before(until); time.Sleep(10 * time.Millisecond) {
+		s.mu.Lock()
+		ids := append([]uint32(nil), s.closing...)
+		s.mu.Unlock()
+		waiting := false
+		for _, id := range ids {
+			state := s.socketState(id)
+			waiting = waiting || state != 0 && state != unix.BPF_TCP_TIME_WAIT
+		}
+		if !waiting {
+			return
+		}
+	}
+}
+
+// socketState asks the kernel for the TCP state of a conn's socket, 0 when it
+// has none.
+func (s *Splicer) socketState(id uint32) uint32 {
+	// The program finds the id behind an Ethernet header.
+	var packet [64]byte
+	binary.NativeEndian.PutUint32(packet[14:], id)
+	state, err := s.remains.Run(&ebpf.RunOptions{Data: packet[:]})
+	if err != nil {
+		return unix.BPF_TCP_CLOSE // not known, so not forgotten
+	}
+	return state
 }
 
 func closeLinks(links []link.Link) {
@@ -541,11 +577,8 @@ func (s *Splicer) sweepClosing() {
 	ids := append([]uint32(nil), s.closing...)
 	s.mu.Unlock()
 	var gone []uint32
-	packet := make([]byte, 64)
 	for _, id := range ids {
-		*(*uint32)(unsafe.Pointer(&packet[14])) = id
-		found, err := s.remains.Run(&ebpf.RunOptions{Data: packet})
-		if err == nil && found == 0 {
+		if s.socketState(id) == 0 {
 			gone = append(gone, id)
 		}
 	}

@@ -290,3 +290,43 @@ func TestSpliceRandomChunks(t *testing.T) {
 	}
 	t.Logf("carried %d bytes", carried)
 }
+
+// TestSocketState: what the kernel says of a connection decides when its
+// number corrections end.
+func TestSocketState(t *testing.T) {
+	s := newSplicer(t, Options{})
+	if err := s.Attach(1, false, true); err != nil {
+		t.Fatal(err)
+	}
+	r := newRelayed(t, s, "tcp4", "127.0.0.1:0")
+	f := func(want uint32) {
+		t.Helper()
+		var got uint32
+		for range 100 {
+			if got = s.socketState(r.cid); got == want {
+				return
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		t.Errorf("state %d, want %d", got, want)
+	}
+	f(1) // ESTABLISHED
+	r.client.CloseWrite()
+	f(8) // CLOSE_WAIT
+	r.c.CloseWrite()
+	f(0)
+	// The proxy closes first: TIME_WAIT is its.
+	r2 := newRelayed(t, s, "tcp6", "[::1]:0")
+	r.cid = r2.cid
+	f(1)
+	r2.c.CloseWrite()
+	f(5) // FIN_WAIT2
+	r2.client.Close()
+	f(6) // TIME_WAIT
+	s.conns[r2.cid].shift = 1 // as if it had been spliced
+	s.Leave(r2.cid)
+	s.sweepClosing()
+	if c := s.Census(); c.Closing != 1 {
+		t.Errorf("%d closing connections, want the one in TIME_WAIT", c.Closing)
+	}
+}
