@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -121,15 +122,18 @@ func (d *datapath) openPacket(ctx context.Context) error {
 	if d.splicer, err = bpf.Load(o); err != nil {
 		return fmt.Errorf("load BPF programs: %w", err)
 	}
-	d.pins = filepath.Join(root, d.id)
-	if err := d.splicer.Pin(d.pins); err != nil {
-		return err
-	}
 	a, err := newAttacher(d.splicer, d.cfg.Hook, d.id)
 	if err != nil {
 		return err
 	}
 	d.hook = a.hook
+	if d.hook == "tcx" {
+		// clsact filters stay by themselves when the agent is killed.
+		d.pins = filepath.Join(root, d.id)
+		if err := d.splicer.Pin(d.pins); err != nil {
+			return err
+		}
+	}
 	openLoopback(d.log)
 	if d.watch, err = watchInterfaces(ctx, a, d.cfg.Interfaces, d.log); err != nil {
 		return err
@@ -153,6 +157,9 @@ func (d *datapath) Close() error {
 		err = d.splicer.Close()
 	}
 	d.old.Wait()
+	if d.pins != "" {
+		os.Remove(filepath.Dir(d.pins)) // if no other agent has pins there
+	}
 	if d.claim != nil {
 		d.claim.Close()
 	}
@@ -214,18 +221,35 @@ func claimName(id string) (net.Conn, error) {
 	return net.ListenUnixgram("unixgram", &net.UnixAddr{Name: "@inferrail-" + id, Net: "unixgram"})
 }
 
-// clearRemains finds what agents that were killed have left in this namespace.
-// Their programs stay until grace has passed, or this agent ends: the kernel
-// may still be closing their sockets. A living agent's are left alone.
+// clearRemains finds what agents that were killed have left. What belongs to
+// this network namespace stays until grace has passed, or this agent ends: the
+// kernel may still be closing their sockets. A living agent's is left alone.
+// What belongs to a namespace that is gone is removed at once.
 func (d *datapath) clearRemains(ctx context.Context, root string) {
-	entries, _ := os.ReadDir(root)
-	var ids []string
-	for _, e := range entries {
-		if c, err := claimName(e.Name()); err == nil {
-			c.Close()
-			ids = append(ids, e.Name())
+	others, _ := filepath.Glob(filepath.Join(filepath.Dir(root), "net-*", "*"))
+	ids := filterIDs()
+	for _, dir := range others {
+		if filepath.Dir(dir) == root {
+			ids = append(ids, filepath.Base(dir))
+		} else if bpf.Defunct(dir) {
+			if err := bpf.Unpin(dir); err != nil {
+				d.log.Warn("cannot remove the pins of a killed agent", "dir", dir, "err", err)
+			}
 		}
 	}
+	namespaces, _ := filepath.Glob(filepath.Join(filepath.Dir(root), "net-*"))
+	for _, dir := range namespaces {
+		if dir != root {
+			os.Remove(dir) // if it is empty
+		}
+	}
+	ids = slices.DeleteFunc(ids, func(id string) bool {
+		c, err := claimName(id)
+		if err == nil {
+			c.Close()
+		}
+		return err != nil
+	})
 	if len(ids) == 0 {
 		return
 	}

@@ -93,7 +93,41 @@ func (a *attacher) detach(index int) {
 	}
 }
 
-func filterName(id string) string { return "inferrail-" + id }
+const filterPrefix = "inferrail-"
+
+func filterName(id string) string { return filterPrefix + id }
+
+// filterIDs lists the agents whose clsact filters are on some interface.
+func filterIDs() (ids []string) {
+	links, err := netlink.LinkList()
+	if err != nil {
+		return nil
+	}
+	for _, l := range links {
+		for _, f := range ourFilters(l) {
+			if id := strings.TrimPrefix(f.Name, filterPrefix); !slices.Contains(ids, id) {
+				ids = append(ids, id)
+			}
+		}
+	}
+	return ids
+}
+
+// ourFilters are the clsact filters on an interface that any agent has made.
+func ourFilters(l netlink.Link) (ours []*netlink.BpfFilter) {
+	for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
+		filters, err := netlink.FilterList(l, parent)
+		if err != nil {
+			continue // no clsact here
+		}
+		for _, f := range filters {
+			if b, ok := f.(*netlink.BpfFilter); ok && strings.HasPrefix(b.Name, filterPrefix) {
+				ours = append(ours, b)
+			}
+		}
+	}
+	return ours
+}
 
 // removeFilters removes the clsact filters of that name from all interfaces.
 func removeFilters(name string) error {
@@ -109,22 +143,15 @@ func removeFilters(name string) error {
 	return err
 }
 
-func removeFiltersFrom(l netlink.Link, name string) error {
-	var last error
-	for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
-		filters, err := netlink.FilterList(l, parent)
-		if err != nil {
-			continue // no clsact here
-		}
-		for _, f := range filters {
-			if b, ok := f.(*netlink.BpfFilter); ok && b.Name == name {
-				if err := netlink.FilterDel(b); err != nil {
-					last = err
-				}
+func removeFiltersFrom(l netlink.Link, name string) (err error) {
+	for _, f := range ourFilters(l) {
+		if f.Name == name {
+			if e := netlink.FilterDel(f); e != nil {
+				err = e
 			}
 		}
 	}
-	return last
+	return err
 }
 
 // device is an interface as far as attaching goes.

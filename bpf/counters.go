@@ -87,15 +87,19 @@ func (s *Splicer) Counters() ([]EngineCounters, error) {
 
 // Census counts the splices joined now, by state, and the connections.
 type Census struct {
-	Armed, Active, Paused, Ended int
+	Armed  int `json:"armed"`
+	Active int `json:"active"`
+	Paused int `json:"paused"`
+	Ended  int `json:"ended"`
 	// Stalled are active splices whose client has owed an acknowledgement for
 	// more than ten seconds.
-	Stalled int
+	Stalled int `json:"stalled"`
 	// Connections are the entered sockets, Closing those that userspace has
 	// closed and the kernel has not forgotten.
-	Connections, Closing int
+	Connections int `json:"connections"`
+	Closing     int `json:"closing"`
 	// Wakeups counts events that reached userspace since start.
-	Wakeups uint64
+	Wakeups uint64 `json:"wakeups"`
 }
 
 const stallNanos = 10_000_000_000

@@ -285,8 +285,10 @@ func (s *Splicer) letClose() {
 		s.mu.Unlock()
 		waiting := false
 		for _, id := range ids {
-			state := s.socketState(id)
-			waiting = waiting || state != 0 && state != unix.BPF_TCP_TIME_WAIT
+			switch s.socketState(id) {
+			case unix.BPF_TCP_FIN_WAIT1, unix.BPF_TCP_CLOSING, unix.BPF_TCP_LAST_ACK:
+				waiting = true // its end is not acknowledged
+			}
 		}
 		if !waiting {
 			return
@@ -356,6 +358,27 @@ func Unpin(dir string) error {
 		}
 	}
 	return os.Remove(dir)
+}
+
+// Defunct reports whether dir holds links that Pin's Splicer has made and none
+// of them is attached any more, because their network namespace is gone.
+func Defunct(dir string) bool {
+	names, err := filepath.Glob(filepath.Join(dir, "link_*"))
+	if err != nil || len(names) == 0 {
+		return false
+	}
+	for _, name := range names {
+		l, err := link.LoadPinnedLink(name, nil)
+		if err != nil {
+			return false
+		}
+		info, err := l.Info()
+		l.Close()
+		if err != nil || info.TCX() == nil || info.TCX().Ifindex != 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // Attach attaches the programs to an interface through tcx (Linux 6.6). The

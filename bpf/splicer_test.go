@@ -322,7 +322,7 @@ func TestSocketState(t *testing.T) {
 	r2.c.CloseWrite()
 	f(5) // FIN_WAIT2
 	r2.client.Close()
-	f(6) // TIME_WAIT
+	f(6)                      // TIME_WAIT
 	s.conns[r2.cid].shift = 1 // as if it had been spliced
 	s.Leave(r2.cid)
 	s.sweepClosing()
