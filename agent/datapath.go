@@ -149,6 +149,9 @@ func (d *datapath) Close() error {
 	if d.cancel != nil {
 		d.cancel()
 	}
+	if d.splicer != nil {
+		d.splicer.LetClose()
+	}
 	if d.watch != nil {
 		d.watch.close()
 	}

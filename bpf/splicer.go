@@ -241,8 +241,6 @@ func mapped[T any](s *Splicer, m *ebpf.Map) ([]T, error) {
 }
 
 // Close detaches the programs and frees everything. No Splice may be in use.
-// The kernel gets a moment to close the connections that were left: without
-// the programs their last segments would have wrong numbers.
 func (s *Splicer) Close() error {
 	s.mu.Lock()
 	if s.closed {
@@ -253,7 +251,6 @@ func (s *Splicer) Close() error {
 	devices := s.devices
 	s.devices = map[uint32]device{}
 	s.mu.Unlock()
-	s.letClose()
 	for _, d := range devices {
 		closeLinks(d.links)
 	}
@@ -274,11 +271,14 @@ func (s *Splicer) Close() error {
 	return nil
 }
 
-// closeTime is how long Close waits for clients to acknowledge the end of their
-// connections.
+// closeTime is how long LetClose waits for clients to acknowledge the end of
+// their connections.
 const closeTime = 2 * time.Second
 
-func (s *Splicer) letClose() {
+// LetClose gives the kernel a moment to close the connections that were left.
+// Call it before the programs are detached: without them the last segments
+// would have wrong numbers.
+func (s *Splicer) LetClose() {
 	for until := time.Now().Add(closeTime); time.Now().Before(until); time.Sleep(10 * time.Millisecond) {
 		s.mu.Lock()
 		ids := append([]uint32(nil), s.closing...)
