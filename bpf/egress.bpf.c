@@ -38,6 +38,31 @@ static __always_inline int note_wire(struct __sk_buff *skb, struct packet *p)
 	return TC_NEXT;
 }
 
+/* release ends the kernel's carrying for good. Userspace stops a splice before it
+ * closes a socket, so an end that leaves under one comes from the kernel, which
+ * closes the sockets of an agent that was killed. The engine may answer it by
+ * ending the response in order, and the client must not take that for the whole
+ * of it. */
+static __noinline __u64 release(struct splice *s, __u64 w)
+{
+	for (int i = 0; i < 16; i++) {
+		__u32 state = STATE(w), to = PAUSED;
+		if (state == ARMED)
+			to = OFF;
+		else if (state != ACTIVE && state != CLAIMED)
+			break;
+		if (state == CLAIMED) { /* another CPU is at it, for nanoseconds */
+			w = *(volatile __u64 *)&s->word;
+			continue;
+		}
+		__u64 seen = __sync_val_compare_and_swap(&s->word, w, WITH_STATE(w, to));
+		if (seen == w)
+			return WITH_STATE(w, to);
+		w = seen;
+	}
+	return w;
+}
+
 static __always_inline int egress(struct __sk_buff *skb, __u32 l3)
 {
 	if (skb->mark == mark)
@@ -56,6 +81,8 @@ static __always_inline int egress(struct __sk_buff *skb, __u32 l3)
 	__u32 sid = c->splice;
 	struct splice *s = sid ? bpf_map_lookup_elem(&splices, &sid) : 0;
 	__u64 w = s ? *(volatile __u64 *)&s->word : 0;
+	if (s && p.head.flags & (FIN | RST))
+		w = release(s, w);
 	int live = s && carrying(STATE(w));
 	if (!live && !c->shift)
 		return TC_NEXT;
