@@ -51,23 +51,6 @@ static __always_inline void count_refusal(struct splice *s, __u32 engine, __u32 
 		st->refusals[why]++;
 }
 
-static __always_inline struct bpf_sock *find_socket(struct __sk_buff *skb, struct conn *c)
-{
-	struct bpf_sock_tuple t = {};
-	if (c->flags & CONN_SOCK_V6) {
-		__builtin_memcpy(t.ipv6.saddr, c->sock.remote, 16);
-		__builtin_memcpy(t.ipv6.daddr, c->sock.local, 16);
-		t.ipv6.sport = c->sock.rport;
-		t.ipv6.dport = c->sock.lport;
-		return bpf_skc_lookup_tcp(skb, &t, sizeof(t.ipv6), BPF_F_CURRENT_NETNS, 0);
-	}
-	t.ipv4.saddr = c->sock.remote[3];
-	t.ipv4.daddr = c->sock.local[3];
-	t.ipv4.sport = c->sock.rport;
-	t.ipv4.dport = c->sock.lport;
-	return bpf_skc_lookup_tcp(skb, &t, sizeof(t.ipv4), BPF_F_CURRENT_NETNS, 0);
-}
-
 /* fold ends a splice whose bytes the client has all acknowledged: shifts move
  * into the conns, and from here on nobody needs the splice's numbers. Whoever
  * wins the swap to FOLDING does it; until the word leaves FOLDING all readers

@@ -12,6 +12,7 @@
 #include <bpf/bpf_endian.h>
 
 #include "splice.h"
+#include "socket.h"
 
 char LICENSE[] SEC("license") = "Dual MIT/GPL";
 
@@ -25,21 +26,7 @@ SEC("tc") int remains(struct __sk_buff *skb)
 	struct conn *c = bpf_map_lookup_elem(&conns, &id);
 	if (!c)
 		return 0;
-	struct bpf_sock_tuple t = {};
-	struct bpf_sock *sk;
-	if (c->flags & CONN_SOCK_V6) {
-		__builtin_memcpy(t.ipv6.saddr, c->sock.remote, 16);
-		__builtin_memcpy(t.ipv6.daddr, c->sock.local, 16);
-		t.ipv6.sport = c->sock.rport;
-		t.ipv6.dport = c->sock.lport;
-		sk = bpf_skc_lookup_tcp(skb, &t, sizeof(t.ipv6), BPF_F_CURRENT_NETNS, 0);
-	} else {
-		t.ipv4.saddr = c->sock.remote[3];
-		t.ipv4.daddr = c->sock.local[3];
-		t.ipv4.sport = c->sock.rport;
-		t.ipv4.dport = c->sock.lport;
-		sk = bpf_skc_lookup_tcp(skb, &t, sizeof(t.ipv4), BPF_F_CURRENT_NETNS, 0);
-	}
+	struct bpf_sock *sk = find_socket(skb, c);
 	if (!sk)
 		return 0;
 	/* A listener on the local port is not this connection. */
