@@ -42,17 +42,22 @@ const (
 )
 
 type conn struct {
-	wire, sock tuple
-	flags      uint32
-	ifindex    uint32
-	engine     uint32
-	splice     uint32
-	shift      uint32
-	tsFloor    uint32
-	tsKnown    uint32
+	wire    tuple
+	flags   uint32
+	ifindex uint32
+	engine  uint32
+	splice  uint32
+	shift   uint32
+	split   uint32
+	_       [4]byte
 
-	split, bound, base uint32
-	due, early         uint32
+	sock        tuple
+	bound, base uint32
+	due, early  uint32
+	_           [12]byte
+
+	tsFloor, tsKnown uint32
+	_                [56]byte
 }
 
 // The states of a splice's word (enum state).
@@ -80,25 +85,32 @@ func wordLeft(w uint64) uint32  { return uint32(w) >> 7 }
 func wordNext(w uint64) uint32  { return uint32(w >> 32) }
 
 type splice struct {
-	word           uint64
-	client, engine uint32
-	fixed          uint32
-	generation     uint32
+	client, engine       uint32
+	fixed, generation    uint32
+	eBase                uint32
+	cStart, eStart       uint32
+	eSnd, cRcv           uint32
+	mss                  uint32
+	tsOut, tsBack        uint32
+	tsClient             uint32
+	ts, tsBackKnown      uint8
+	sack, _              uint8
+	cSndScale, cRcvScale uint8
+	eSndScale, eRcvScale uint8
+	_                    [4]byte
 
-	eBase                                      uint32
-	cStart, eStart                             uint32
-	cRcv, eSnd                                 uint32
-	una                                        uint32
-	eDue                                       uint32
-	ts, tsOut, tsBack, tsBackKnown, tsClient   uint32
-	mss, sack, window                          uint32
-	cSndScale, cRcvScale, eSndScale, eRcvScale uint32
-	refused, stale                             uint32
-	bytes, packets, chunks                     uint64
-	firstNs, lastNs, ackNs                     uint64
-	gapNs                                      uint64
-	starts, ends                               uint32
-	gaps                                       [32]uint32
+	word                   uint64
+	bytes, packets, chunks uint64
+	firstNs, lastNs        uint64
+	gapNs                  uint64
+	starts, ends           uint32
+	gaps                   [32]uint32
+
+	ackNs          uint64
+	una, window    uint32
+	eDue           uint32
+	refused, stale uint32
+	_              [36]byte
 }
 
 type wire struct {

@@ -189,9 +189,9 @@ func (w *world) begin(d *datadriven.TestData) {
 		m.tsBackKnown = 0
 	}
 	m.tsClient = number("ts-client", 900)
-	m.mss, m.sack, m.window = number("mss", 1460), number("sack", 1), number("window", 64)
-	m.cSndScale, m.cRcvScale = number("c-snd-scale", 7), number("c-rcv-scale", 7)
-	m.eSndScale, m.eRcvScale = number("e-snd-scale", 7), number("e-rcv-scale", 7)
+	m.mss, m.sack, m.window = number("mss", 1460), uint8(number("sack", 1)), number("window", 64)
+	m.cSndScale, m.cRcvScale = uint8(number("c-snd-scale", 7)), uint8(number("c-rcv-scale", 7))
+	m.eSndScale, m.eRcvScale = uint8(number("e-snd-scale", 7)), uint8(number("e-rcv-scale", 7))
 	w.enter(c, e)
 	*w.m = m
 	w.s.tails[w.id] = tail{}

@@ -44,27 +44,33 @@ enum {
 	CONN_SOCK_V6 = 32, /* IPv6 on the socket */
 };
 
+/* Cache lines are laid out by who writes them: the engine's packets and the
+ * client's acknowledgements of one stream are often handled by two CPUs. */
+#define LINE __attribute__((aligned(64)))
+
 /* struct conn is one TCP socket of the proxy. Userspace writes it before the
  * flow exists and sets CONN_CLOSED and splice later; the programs write shift,
  * when a splice is settled, and what follows it. Go mirror: conn. */
 struct conn {
 	struct tuple wire; /* as seen at the hooks */
-	struct tuple sock; /* as the socket has it: they differ under NAT */
 	__u32 flags;
 	__u32 ifindex; /* the device packets to the remote end leave by */
 	__u32 engine;  /* slot of the engine, for struct refusals */
 	__u32 splice;  /* index of the splice it takes part in, 0 none */
 	__u32 shift;   /* bytes that passed the socket by in settled splices */
-	__u32 ts_floor; /* latest timestamp sent in the socket's name */
-	__u32 ts_known; /* ts_floor is set */
 
 	/* A client's socket may still have to send bytes from before the last
 	 * splice again: those below bound (socket numbers) keep the shift they
 	 * were first sent with, base. */
 	__u32 split; /* bound and base are set */
+
+	LINE struct tuple sock; /* as the socket has it: differs from wire under NAT */
 	__u32 bound, base;
 	__u32 due;   /* the next acknowledgement belongs to the socket */
 	__u32 early; /* the client may have bytes the socket has yet to send */
+
+	LINE __u32 ts_floor; /* latest timestamp sent in the socket's name */
+	__u32 ts_known;      /* ts_floor is set */
 };
 
 /* The word of a splice holds its whole moving state, so that one
@@ -97,43 +103,49 @@ static __always_inline int carrying(__u32 state)
 
 #define GAP_BUCKETS 24
 
-/* struct splice is one response on its way from an engine to a client.
- * Userspace writes the first block before it arms, a claiming program the
- * second before it sets ACTIVE; the rest is counters. "Wire" numbers are what
- * the remote end sees, "socket" numbers what the proxy's kernel sees.
- * Go mirror: splice. */
+/* struct splice is one response on its way from an engine to a client. "Wire"
+ * numbers are what the remote end sees, "socket" numbers what the proxy's
+ * kernel sees. Go mirror: splice. */
 struct splice {
-	__u64 word;
+	/* Written by userspace before it arms. */
 	__u32 client, engine; /* conns */
 	__u32 fixed;          /* framing: Content-Length, not chunked */
 	__u32 generation;     /* tells events of an earlier use apart */
-
+	/* Written by a claiming program before it sets ACTIVE. */
 	__u32 e_base;  /* the engine conn's shift before the splice */
 	__u32 c_start; /* client wire number of the first carried byte */
 	__u32 e_start; /* engine wire number of it */
-	__u32 c_rcv;   /* acknowledgement the client gets with each packet */
 	__u32 e_snd;   /* sequence number the engine gets with each acknowledgement */
-	__u32 una;     /* client wire: acknowledged so far */
-	__u32 e_due;   /* the engine's next bare segment belongs to its socket */
-	__u32 ts;      /* both connections use timestamps */
+	__u32 c_rcv;   /* acknowledgement the client gets with each packet */
+	__u32 mss;     /* largest segment for the client's path */
 	__u32 ts_out;  /* engine's clock -> client connection's */
 	__u32 ts_back; /* client's clock -> engine connection's */
-	__u32 ts_back_known;
 	__u32 ts_client; /* the client's last timestamp before ts_back is known */
-	__u32 mss;       /* largest segment for the client's path */
-	__u32 sack;      /* the engine understands SACK */
-	__u32 window;    /* the client's window as the engine is told it */
-	__u32 c_snd_scale, c_rcv_scale, e_snd_scale, e_rcv_scale;
-	__u32 refused;   /* the last enum why */
-	__u32 stale;     /* the engine's socket got bytes that were carried too */
+	__u8 ts;         /* both connections use timestamps */
+	__u8 ts_back_known;
+	__u8 sack; /* the engine understands SACK */
+	__u8 pad;
+	__u8 c_snd_scale, c_rcv_scale, e_snd_scale, e_rcv_scale;
 
+	/* Written with each of the engine's packets. */
+	LINE __u64 word;
 	__u64 bytes, packets, chunks;
-	__u64 first_ns, last_ns, ack_ns; /* since boot; ack_ns is coarse */
-	__u64 gap_ns;                    /* sum of all gaps between packets */
+	__u64 first_ns, last_ns; /* since boot */
+	__u64 gap_ns;            /* sum of all gaps between packets */
 	__u32 starts, ends;
 	/* gaps[i] counts gaps of less than 2^i * 16.4 us, the last one the rest;
 	 * what is beyond GAP_BUCKETS only rounds up to a power of two. */
 	__u32 gaps[32];
+
+	/* Written with each of the client's. */
+	LINE __u64 ack_ns; /* since boot, coarse */
+	__u32 una;    /* client wire: acknowledged so far */
+	__u32 window; /* the client's window as the engine is told it */
+	__u32 e_due;  /* the engine's next bare segment belongs to its socket */
+
+	/* Written when something is unusual. */
+	__u32 refused; /* the last enum why */
+	__u32 stale;   /* the engine's socket got bytes that were carried too */
 };
 
 /* struct wire is how a connection looks at the hooks, noted when its SYN or
