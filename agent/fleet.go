@@ -195,7 +195,9 @@ func (f *fleet) check(ctx context.Context, m *member) {
 			f.enginesLocked()
 		}
 	}
-	if models != nil && !slices.Equal(models, m.models) {
+	// vLLM says that its models were created just now, whenever it is asked.
+	sameCard := func(a, b card) bool { a.Created = b.Created; return a == b }
+	if models != nil && !slices.EqualFunc(models, m.models, sameCard) {
 		m.models = models
 		changed = true
 	}

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -12,6 +14,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -223,7 +226,7 @@ func offloadsOff(t *testing.T, name string) {
 		t.Fatal(err)
 	}
 	defer unix.Close(fd)
-	type value struct{ cmd, data uint32 }
+	type value struct{ cmd, _ uint32 }
 	type request struct {
 		name [unix.IFNAMSIZ]byte
 		data *value
@@ -364,6 +367,11 @@ func (l *lab) dial(addr string) (*net.TCPConn, error) {
 // nft loads a ruleset on the proxy host.
 func (l *lab) nft(rules string) {
 	l.t.Helper()
+	l.nftAt(l.proxy, rules)
+}
+
+func (l *lab) nftAt(host netns.NsHandle, rules string) {
+	l.t.Helper()
 	if _, err := exec.LookPath("nft"); err != nil {
 		l.t.Skip("nft is not installed")
 	}
@@ -371,7 +379,7 @@ func (l *lab) nft(rules string) {
 	cmd.Stdin = strings.NewReader(rules)
 	var out []byte
 	var err error
-	l.in(l.proxy, func() { out, err = cmd.CombinedOutput() })
+	l.in(host, func() { out, err = cmd.CombinedOutput() })
 	if err != nil {
 		l.t.Fatalf("nft: %v\n%s", err, out)
 	}
@@ -420,6 +428,7 @@ func (l *lab) start(tier string, engines []string, args ...string) *node {
 		}
 		select {
 		case err := <-n.done:
+			n.cmd = nil
 			l.t.Fatalf("agent ended: %v\n%s", err, l.stderr)
 		default:
 		}
@@ -471,7 +480,7 @@ func (n *node) get(path string) (page, error) {
 	}
 	defer c.Close()
 	c.SetDeadline(time.Now().Add(5 * time.Second))
-	tr := &http.Transport{DisableKeepAlives: true, Dial: func(string, string) (net.Conn, error) { return c, nil }}
+	tr := &http.Transport{DisableKeepAlives: true, DialContext: func(context.Context, string, string) (net.Conn, error) { return c, nil }}
 	resp, err := (&http.Client{Transport: tr}).Get("http://127.0.0.1:9090" + path)
 	if err != nil {
 		return page{}, err
@@ -490,7 +499,9 @@ type datapathPage struct {
 		Splices, Ended, Packets, Bytes, Chunks uint64
 		Pauses, Refusals                       map[string]uint64
 	}
-	Wakeups, Chunks uint64
+	Wakeups, Chunks  uint64
+	Replays, Running int
+	Connections      int // of clients
 }
 
 func (n *node) datapath() datapathPage {
@@ -514,4 +525,204 @@ func (n *node) memory() int {
 		}
 	}
 	return 0
+}
+
+// files is how many descriptors the agent has open.
+func (n *node) files() int {
+	n.l.t.Helper()
+	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", n.cmd.Process.Pid))
+	n.l.check(err)
+	return len(entries)
+}
+
+// metric is the sum of the samples of a metric whose labels contain all of the
+// given parts, such as `kind="prompt"`.
+func (n *node) metric(name string, labels ...string) float64 {
+	n.l.t.Helper()
+	p, err := n.get("/metrics")
+	n.l.check(err)
+	return sumMetric(n.l.t, string(p.body), name, labels...)
+}
+
+func sumMetric(t *testing.T, page, name string, labels ...string) (sum float64) {
+	t.Helper()
+	for line := range strings.Lines(page) {
+		sample, value, ok := strings.Cut(strings.TrimSpace(line), " ")
+		if full, _, _ := strings.Cut(sample, "{"); !ok || full != name {
+			continue
+		}
+		if slices.ContainsFunc(labels, func(l string) bool { return !strings.Contains(sample, l) }) {
+			continue
+		}
+		v, err := strconv.ParseFloat(value, 64)
+		if err != nil {
+			t.Fatalf("%s: %v", line, err)
+		}
+		sum += v
+	}
+	return sum
+}
+
+// socket is a line of a network namespace's TCP table.
+type socket struct {
+	local, remote string // address:port as the kernel prints them
+	state         int
+	tx, rx        int // bytes queued
+}
+
+const established = 1
+
+// sockets lists the TCP sockets of a host.
+func (l *lab) sockets(ns netns.NsHandle) (list []socket) {
+	l.t.Helper()
+	var tables [2][]byte
+	var errs [2]error
+	l.in(ns, func() {
+		for i, name := range []string{"tcp", "tcp6"} {
+			tables[i], errs[i] = os.ReadFile("/proc/thread-self/net/" + name)
+		}
+	})
+	for i, table := range tables {
+		l.check(errs[i])
+		for line := range strings.Lines(string(table)) {
+			var s socket
+			var at int
+			if _, err := fmt.Sscanf(strings.TrimSpace(line), "%d: %s %s %X %X:%X", &at, &s.local, &s.remote, &s.state, &s.tx, &s.rx); err == nil {
+				list = append(list, s)
+			}
+		}
+	}
+	return list
+}
+
+// quickProbes gives the agent's open connections a keep-alive of seconds
+// instead of minutes: idle, interval, and how many unanswered probes are the
+// end. It reaches into the process, so that the agent needs no knob for it.
+func (n *node) quickProbes(idle, interval, count int) {
+	n.l.t.Helper()
+	pid := n.cmd.Process.Pid
+	process, err := unix.PidfdOpen(pid, 0)
+	n.l.check(err)
+	defer unix.Close(process)
+	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+	n.l.check(err)
+	changed := 0
+	for _, e := range entries {
+		if name, _ := os.Readlink(fmt.Sprintf("/proc/%d/fd/%s", pid, e.Name())); !strings.HasPrefix(name, "socket:") {
+			continue
+		}
+		theirs, err := strconv.Atoi(e.Name())
+		n.l.check(err)
+		fd, err := unix.PidfdGetfd(process, theirs, 0)
+		if err != nil {
+			continue // closed meanwhile
+		}
+		if on, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE); err == nil && on == 1 {
+			for option, value := range map[int]int{unix.TCP_KEEPINTVL: interval, unix.TCP_KEEPCNT: count, unix.TCP_KEEPIDLE: idle} {
+				if err := unix.SetsockoptInt(fd, unix.IPPROTO_TCP, option, value); err != nil {
+					n.l.t.Error(err)
+				}
+			}
+			changed++
+		}
+		unix.Close(fd)
+	}
+	if changed == 0 {
+		n.l.t.Fatal("the agent has no connection with keep-alive")
+	}
+}
+
+// eventually waits for a condition and returns how long that took. The test
+// fails when it does not come in time; what tells then what is instead.
+func (l *lab) eventually(limit time.Duration, condition func() bool, what func() string) time.Duration {
+	l.t.Helper()
+	start := time.Now()
+	for !condition() {
+		if time.Since(start) > limit {
+			l.t.Errorf("after %v: %s", limit, what())
+			break
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+	return time.Since(start)
+}
+
+// stream is one response that a client of the lab reads at its own pace. It
+// belongs to one goroutine.
+type stream struct {
+	*net.TCPConn
+	raw  simulator.Raw
+	br   *bufio.Reader
+	body io.Reader
+	got  []byte
+}
+
+// open asks for a response on a new connection. Its head is not read yet.
+// receive, when not 0, bounds the client's receive buffer.
+func (l *lab) open(addr string, r simulator.Raw, receive int) (*stream, error) {
+	d := net.Dialer{Timeout: 10 * time.Second, Control: func(_, _ string, c syscall.RawConn) (err error) {
+		if receive > 0 {
+			c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, receive) })
+		}
+		return err
+	}}
+	var c net.Conn
+	var err error
+	l.in(l.client, func() { c, err = d.Dial("tcp", addr) })
+	if err != nil {
+		return nil, err
+	}
+	s := &stream{TCPConn: c.(*net.TCPConn), raw: r}
+	if err := ask(s, r); err != nil {
+		s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// head reads the head of the response.
+func (s *stream) head() error {
+	// No read-ahead beyond what the caller takes: how much a client leaves in
+	// its socket is what some tests are about.
+	s.br = bufio.NewReaderSize(s.TCPConn, 16)
+	resp, err := http.ReadResponse(s.br, &http.Request{Method: "POST"})
+	if err != nil {
+		return fmt.Errorf("head: %w", err)
+	}
+	if resp.StatusCode != 200 {
+		text, _ := io.ReadAll(resp.Body)
+		return fmt.Errorf("status %d: %s", resp.StatusCode, text)
+	}
+	s.body = resp.Body
+	return nil
+}
+
+// read reads n bytes of the body.
+func (s *stream) read(n int) error {
+	at := len(s.got)
+	s.got = append(s.got, make([]byte, n)...)
+	k, err := io.ReadFull(s.body, s.got[at:])
+	s.got = s.got[:at+k]
+	return err
+}
+
+// rest reads the body to its end and compares it with what was asked for.
+func (s *stream) rest() error {
+	b, err := io.ReadAll(s.body)
+	s.got = append(s.got, b...)
+	if err != nil {
+		return fmt.Errorf("body after %d bytes: %w", len(s.got), err)
+	}
+	want := simulator.AppendRaw(nil, s.raw)
+	if !bytes.Equal(s.got, want) {
+		return fmt.Errorf("body of %d bytes differs from the %d expected", len(s.got), len(want))
+	}
+	return nil
+}
+
+// carried waits until the kernel carries at least so many responses.
+func (n *node) carried(active int) {
+	n.l.t.Helper()
+	n.l.eventually(10*time.Second, func() bool { return n.datapath().Now.Active >= active },
+		func() string { return fmt.Sprintf("not %d responses in the kernel: %+v", active, n.datapath()) })
 }
