@@ -57,6 +57,7 @@ bench-datapath: build ## measure the datapath beside nginx and haproxy; needs ro
 SOAK ?= 10m
 soak: ## mixed traffic and restarting engines for SOAK=10m, watched for leaks; the packet tier needs root
 	INFERRAIL_SOAK=$(SOAK) INFERRAIL_SOAK_DATAPATH=auto go test -count 1 -timeout 0 -v -run '^TestSoak$$' ./agent
+	INFERRAIL_SOAK=$(SOAK) go test -count 1 -timeout 0 -v -run 'TenMinutes' ./cmd/inferrail
 
 clean: ## remove what was built
 	rm -rf bin

@@ -152,7 +152,7 @@ func (a *Agent) Stop(ctx context.Context) error {
 	a.draining.Store(true)
 	err := a.proxy.Shutdown(ctx)
 	// The admin pages stay until now: they tell that the agent drains.
-	a.admin.Close()
+	a.closeAdmin()
 	a.serving.Wait()
 	a.fleet.close()
 	a.datapath.Close()
@@ -161,6 +161,16 @@ func (a *Agent) Stop(ctx context.Context) error {
 	}
 	a.log.Info("drained")
 	return nil
+}
+
+// closeAdmin waits for requests that are being answered: they read the
+// datapath's maps, which are gone soon.
+func (a *Agent) closeAdmin() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	if a.admin.Shutdown(ctx) != nil {
+		a.admin.Close()
+	}
 }
 
 // Addr is where requests are accepted.

@@ -107,8 +107,9 @@ func (d *datapath) openPacket(ctx context.Context) error {
 	var random [4]byte
 	rand.Read(random[:])
 	d.id = hex.EncodeToString(random[:])
-	// The lowest bit keeps the mark from being zero.
-	o.Mark = 0x1f5a0000 | uint32(binary.LittleEndian.Uint16(random[:])) | 1
+	// The lower half stays clear: kube-proxy drops (0x8000) and masquerades
+	// (0x4000) by bits there, and other network plugins have theirs.
+	o.Mark = 0x10000000 | uint32(binary.LittleEndian.Uint16(random[:]))<<12&^0xf000 | 1
 
 	root, err := pinRoot(d.cfg.PinDir)
 	if err != nil {
@@ -149,15 +150,23 @@ func (d *datapath) Close() error {
 	if d.cancel != nil {
 		d.cancel()
 	}
-	if d.splicer != nil {
-		d.splicer.LetClose()
-	}
+	closed := d.splicer == nil || d.splicer.LetClose()
 	if d.watch != nil {
-		d.watch.close()
+		d.watch.stop()
+		if closed {
+			d.watch.detach()
+		}
 	}
 	var err error
-	if d.splicer != nil {
+	switch {
+	case d.splicer == nil:
+	case closed:
 		err = d.splicer.Close()
+	default:
+		d.log.Warn("clients are still receiving; the programs stay attached for their sake, until the next start",
+			"agent", d.id)
+		d.splicer.Abandon()
+		d.pins = ""
 	}
 	d.old.Wait()
 	if d.pins != "" {

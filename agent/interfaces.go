@@ -77,6 +77,7 @@ func (a *attacher) attach(l device) error {
 			Fd: f.fd, Name: a.name, DirectAction: true,
 		}
 		if err := netlink.FilterAdd(filter); err != nil {
+			removeFiltersFrom(link, a.name) // half a pair is worse than none
 			return fmt.Errorf("add clsact filter to %s: %w", link.Attrs().Name, err)
 		}
 	}
@@ -289,13 +290,22 @@ func (w *interfaceWatch) update() error {
 	for _, d := range wanted(all, w.patterns, w.routedLocked()) {
 		want[d.index] = d
 	}
+	exists := make(map[int]device, len(all))
+	for _, d := range all {
+		exists[d.index] = d
+	}
 	for index, d := range w.attached {
-		// An index may have been given to another interface meanwhile.
-		if now, ok := want[index]; !ok || now.name != d.name {
+		// Only from what is gone. Connections that were spliced need the
+		// programs for as long as they live: without them their sockets send
+		// wrong numbers, and a route that is away for a second would cost
+		// every client its connection or, worse, bytes.
+		if now, ok := exists[index]; !ok || now.layer3 != d.layer3 {
 			w.a.detach(index)
 			delete(w.attached, index)
 			w.log.Info("datapath detached", "interface", d.name)
+			continue
 		}
+		w.attached[index] = exists[index]
 	}
 	for index, d := range want {
 		if _, ok := w.attached[index]; ok {
@@ -319,7 +329,7 @@ func (w *interfaceWatch) update() error {
 	smallest := 0
 	for index := range w.attached {
 		// The MTU may have changed since.
-		d := want[index]
+		d := exists[index]
 		if !d.loopback && d.mtu > 0 && (smallest == 0 || d.mtu < smallest) {
 			smallest = d.mtu
 		}
@@ -415,9 +425,14 @@ func (w *interfaceWatch) names() (attached []string, failed map[string]string) {
 	return attached, failed
 }
 
-func (w *interfaceWatch) close() {
+// stop ends the watching. The programs stay attached.
+func (w *interfaceWatch) stop() {
 	w.cancel()
 	w.wait.Wait()
+}
+
+// detach takes the programs off all interfaces. Call it after stop.
+func (w *interfaceWatch) detach() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for index := range w.attached {

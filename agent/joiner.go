@@ -62,6 +62,6 @@ func (j *joined) Part()         { j.p.Part() }
 func (j *joined) Carried(tail []byte) (proxy.Carried, []byte) {
 	st := j.p.Stats()
 	return proxy.Carried{
-		Bytes: st.Bytes, Packets: st.Packets, Chunks: st.Chunks, Refused: st.Refused.String(), Stale: st.Stale,
+		Bytes: st.Bytes, Packets: st.Packets, Chunks: st.Chunks, Refused: st.Refused.String(), Stale: st.Stale, Stalled: st.Stalled,
 	}, j.p.AppendTail(tail)
 }

@@ -161,10 +161,12 @@ func (s *Splicer) sweepClosing() {
 // their connections.
 const closeTime = 2 * time.Second
 
-// LetClose gives the kernel a moment to close the connections that were left.
-// Call it before the programs are detached: without them the last segments
-// would have wrong numbers.
-func (s *Splicer) LetClose() {
+// LetClose gives the kernel a moment to close the connections that were left,
+// and reports whether it has. Call it before the programs are detached: without
+// them what a socket still has to send goes out with wrong numbers, and the
+// client misses bytes without noticing. If it reports false call Abandon, not
+// Close.
+func (s *Splicer) LetClose() bool {
 	for until := time.Now().Add(closeTime); time.Now().Before(until); time.Sleep(10 * time.Millisecond) {
 		s.mu.Lock()
 		ids := append([]uint32(nil), s.closing...)
@@ -177,9 +179,10 @@ func (s *Splicer) LetClose() {
 			}
 		}
 		if !waiting {
-			return
+			return true
 		}
 	}
+	return false
 }
 
 // socketState asks the kernel for the TCP state of a conn's socket, 0 when it

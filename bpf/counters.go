@@ -4,9 +4,9 @@ import (
 	"fmt"
 	"slices"
 	"sync/atomic"
+	"time"
 
 	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
 )
 
 // EngineCounters is what the kernel carried from one engine since it was first
@@ -91,8 +91,8 @@ type Census struct {
 	Active int `json:"active"`
 	Paused int `json:"paused"`
 	Ended  int `json:"ended"`
-	// Stalled are active splices whose client has owed an acknowledgement for
-	// more than ten seconds.
+	// Stalled are splices that their client has held up for more than ten
+	// seconds.
 	Stalled int `json:"stalled"`
 	// Connections are the entered sockets, Closing those that userspace has
 	// closed and the kernel has not forgotten.
@@ -102,12 +102,10 @@ type Census struct {
 	Wakeups uint64 `json:"wakeups"`
 }
 
-const stallNanos = 10_000_000_000
+const stallTime = 10 * time.Second
 
 // Census looks at every splice.
 func (s *Splicer) Census() (c Census) {
-	var now unix.Timespec
-	unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)
 	for i := range s.live {
 		p := s.live[i].Load()
 		if p == nil {
@@ -124,12 +122,8 @@ func (s *Splicer) Census() (c Census) {
 		case stateDone, stateFolding, stateEnded:
 			c.Ended++
 		}
-		if s := wordState(w); s == stateActive || s == stateDone {
-			owed := wordNext(w)-p.m.eStart != atomic.LoadUint32(&p.m.una)-p.m.cStart
-			last := max(atomic.LoadUint64(&p.m.ackNs), atomic.LoadUint64(&p.m.firstNs))
-			if owed && uint64(now.Nano()) > last+stallNanos {
-				c.Stalled++
-			}
+		if p.m.stalled() > stallTime {
+			c.Stalled++
 		}
 	}
 	s.mu.Lock()

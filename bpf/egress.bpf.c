@@ -29,12 +29,9 @@ static __always_inline int note_wire(struct __sk_buff *skb, struct packet *p)
 		/* The first hook a packet meets is the one to send by. */
 		bpf_map_update_elem(&wires, &cookie, &wire, BPF_NOEXIST);
 	}
-	__u32 *id = bpf_map_lookup_elem(&flows, &p->tuple);
-	if (id) {
-		struct conn *old = bpf_map_lookup_elem(&conns, id);
-		if (old && (old->flags & CONN_CLOSED))
-			bpf_map_delete_elem(&flows, &p->tuple);
-	}
+	/* The kernel opens this tuple anew, so whatever had it is gone: also a
+	 * connection of an agent that was killed, which nobody has left. */
+	bpf_map_delete_elem(&flows, &p->tuple);
 	return TC_NEXT;
 }
 

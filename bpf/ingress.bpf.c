@@ -82,7 +82,7 @@ static __noinline void fold(struct splice *s, struct conn *c, struct conn *e)
 	bpf_ringbuf_submit(ev, 0);
 }
 
-/* check_stale looks, when the kernel stops carrying, whether the engine's
+/* check_stale looks, just before the kernel stops carrying, whether the engine's
  * socket is as it was at the start. A packet that was refused on one CPU may
  * have been on its way to the socket while another CPU started with the one
  * before it; its bytes would surface in a later response. */
@@ -102,10 +102,11 @@ static __noinline void check_stale(struct __sk_buff *skb, struct splice *s, stru
  * carried, so that the socket sees the first byte that was not. */
 static __noinline __u64 pause(struct __sk_buff *skb, struct splice *s, struct conn *e, __u64 w, __u32 why)
 {
+	if (STATE(w) == ACTIVE)
+		check_stale(skb, s, e);
 	for (int i = 0; i < 4 && STATE(w) == ACTIVE; i++) {
 		if (swap(s, &w, WITH_STATE(w, PAUSED))) {
 			count_refusal(s, e->engine, why, 1);
-			check_stale(skb, s, e);
 			__u32 cid = s->client;
 			struct conn *c = bpf_map_lookup_elem(&conns, &cid);
 			if (c)
@@ -232,6 +233,7 @@ static __noinline __u32 look(struct __sk_buff *skb, struct packet *p, struct spl
 	__u32 now = milliseconds();
 	__u32 clock = forward_clock(c, now + tc->tsoffset);
 	s->ts_out = clock - bpf_ntohl(p->head.tsval);
+	s->e_clock = te->tsoffset;
 	s->ts_back = te->tsoffset; /* until the client's first timestamp is seen */
 	s->ts_back_known = 0;
 	s->ts_client = tc->rx_opt.ts_recent;
@@ -297,6 +299,11 @@ static __noinline int to_client(struct __sk_buff *skb, struct packet *p, struct 
 	return redirect(skb, p, c);
 }
 
+/* MOST_FAST is how far a client may push the engine connection's clock ahead of
+ * its socket's: so far that no honest one gets there soon, and half as far as
+ * would be taken for the past. */
+#define MOST_FAST (1u << 30)
+
 /* to_engine makes a client's acknowledgement one of the engine's connection. */
 static __noinline int to_engine(struct __sk_buff *skb, struct packet *p, struct splice *s, struct conn *e, __u32 len)
 {
@@ -316,6 +323,10 @@ static __noinline int to_engine(struct __sk_buff *skb, struct packet *p, struct 
 			s->ts_back_known = 1;
 		}
 		v += s->ts_back;
+		/* A client that lets its clock jump must not make the engine take all
+		 * that comes later on this connection, for others, for old. */
+		if (before(milliseconds() + s->e_clock + MOST_FAST, v))
+			v = e->ts_floor;
 		h.tsval = bpf_htonl(v);
 		h.tsecr = bpf_htonl(bpf_ntohl(h.tsecr) - s->ts_out);
 		forward_clock(e, v);
@@ -444,7 +455,7 @@ static __noinline int from_engine(struct __sk_buff *skb, struct packet *p, struc
 	__u32 state = STATE(w);
 	__u32 flags = p->head.flags;
 	__u32 why = flags & (FIN | SYN | RST | URG) ? WHY_FLAGS : WHY_NONE;
-	if (!why && p->hlen != (p->ts ? HEAD_TS : HEAD_PLAIN))
+	if (!why && (p->odd || p->hlen != (p->ts ? HEAD_TS : HEAD_PLAIN)))
 		why = WHY_OPTIONS;
 	__u32 starting = state == ARMED && p->len;
 
@@ -485,10 +496,19 @@ static __noinline int from_engine(struct __sk_buff *skb, struct packet *p, struc
 		 * the same, because the bytes behind the border are those its own
 		 * connection sends or will send. */
 		int carried = before(p->seq, next) && !before(p->seq, s->e_start) &&
-			      segment_of(skb, p) <= s->mss && (!why || why == WHY_FLAGS) &&
+			      !p->odd && segment_of(skb, p) <= s->mss && (!why || why == WHY_FLAGS) &&
 			      !(flags & (SYN | RST | URG));
-		if (before(next, end)) {
-			carried = carried && state == PAUSED;
+		if (carried && before(next, end)) {
+			/* Only bytes of this response: what follows its end is not
+			 * the client's. */
+			struct walk walk = { .skb = skb };
+			walk.c.off = p->l4 + p->hlen + (next - p->seq);
+			walk.c.end = p->l4 + p->hlen + p->len;
+			walk.c.step = STEP(w);
+			walk.c.left = LEFT(w) & MAX_LEFT;
+			walk.c.fixed = s->fixed;
+			frames(&walk);
+			carried = state == PAUSED && !walk.c.fail && walk.c.off == walk.c.end;
 			if (carried)
 				c->early = 1;
 		}
@@ -534,6 +554,8 @@ static __noinline int from_engine(struct __sk_buff *skb, struct packet *p, struc
 	}
 	__u32 ended = walk.c.step == STEP_END;
 	keep_tail(skb, id, end - s->e_start, walk.c.end, end - next);
+	if (ended && !starting)
+		check_stale(skb, s, e);
 	if (!swap(s, &w, WORD(ended ? DONE : ACTIVE, walk.c.step, walk.c.left, end))) {
 		/* Another CPU was faster: with a copy of this packet, or with a
 		 * pause. In both cases the new word says whose the packet is. */
@@ -545,8 +567,6 @@ static __noinline int from_engine(struct __sk_buff *skb, struct packet *p, struc
 		return engine_local(skb, p, s, e, w);
 	}
 	count_packet(s, end - next, walk.c.chunks, starting, ended);
-	if (ended)
-		check_stale(skb, s, e);
 	return to_client(skb, p, s, c);
 }
 
@@ -612,6 +632,10 @@ static __noinline int client_local(struct __sk_buff *skb, struct packet *p, stru
 	return TC_NEXT;
 }
 
+/* MOST_AHEAD is how far a client's sequence number may be ahead of what its
+ * socket has acknowledged: more than any receive buffer. */
+#define MOST_AHEAD (1u << 25)
+
 static __noinline int from_client(struct __sk_buff *skb, struct packet *p, struct conn *c)
 {
 	__u32 id = c->splice;
@@ -629,19 +653,30 @@ static __noinline int from_client(struct __sk_buff *skb, struct packet *p, struc
 	__u32 len = NEXT(w) - s->e_start;
 	__u32 off = p->ack - s->c_start;
 	int in_range = off <= len; /* a negative offset is a large number */
-	int beyond = !in_range && (__s32)off > 0;
-	s->ack_ns = bpf_ktime_get_coarse_ns();
+	/* Nothing beyond the range is sent while the kernel carries. And as in the
+	 * socket, an acknowledgement counts only with a sequence number that the
+	 * client can be at, or one forged packet in two would end the splice. */
+	int likely = p->seq + p->len + 1 - s->c_rcv <= MOST_AHEAD;
+	int beyond = likely && STATE(w) != ACTIVE && !in_range && (__s32)off > 0;
+	in_range = in_range && likely;
 	if (in_range || beyond) {
 		__u32 una = beyond ? s->c_start + len : p->ack;
 		__u32 was = *(volatile __u32 *)&s->una;
-		if (before(was, una))
-			__sync_val_compare_and_swap(&s->una, was, una);
+		/* Acknowledgements on several CPUs: the highest has to win, or the
+		 * splice never settles. */
+		for (int i = 0; i < 8 && before(was, una); i++) {
+			__u32 seen = __sync_val_compare_and_swap(&s->una, was, una);
+			if (seen == was) {
+				s->ack_ns = bpf_ktime_get_coarse_ns();
+				break;
+			}
+			was = seen;
+		}
 	}
 	/* Bare acknowledgements of carried bytes are the engine's, except one
 	 * that the client's socket waits for, and the client's own probes, which
 	 * the socket has to answer. */
-	int bare = !p->len && !(p->head.flags & (FIN | SYN | RST | URG)) && (p->ts != 0) == (s->ts != 0) &&
-		   !before(p->seq, s->c_rcv);
+	int bare = !p->len && !p->odd && !(p->head.flags & (FIN | SYN | RST | URG)) && !before(p->seq, s->c_rcv);
 	int engines_ack = bare && in_range;
 	if (c->due && bare && (in_range || beyond)) {
 		c->due = 0;
@@ -667,11 +702,8 @@ static __always_inline int ingress(struct __sk_buff *skb, __u32 l3)
 	if (p.head.flags & SYN) {
 		__u32 ifindex = skb->ifindex;
 		bpf_map_update_elem(&arrivals, &p.tuple, &ifindex, BPF_ANY);
-		if (id) {
-			struct conn *old = bpf_map_lookup_elem(&conns, id);
-			if (old && (old->flags & CONN_CLOSED))
-				bpf_map_delete_elem(&flows, &p.tuple);
-		}
+		/* Anybody can send a SYN. A flow ends when the kernel answers it
+		 * with one of its own (egress). */
 		return TC_NEXT;
 	}
 	if (!id)

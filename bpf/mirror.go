@@ -92,12 +92,11 @@ type splice struct {
 	eSnd, cRcv           uint32
 	mss                  uint32
 	tsOut, tsBack        uint32
-	tsClient             uint32
+	tsClient, eClock     uint32
 	ts, tsBackKnown      uint8
 	sack, _              uint8
 	cSndScale, cRcvScale uint8
 	eSndScale, eRcvScale uint8
-	_                    [4]byte
 
 	word                   uint64
 	bytes, packets, chunks uint64

@@ -37,9 +37,40 @@ struct packet {
 	__u32 hlen; /* TCP header with options */
 	__u32 len;  /* payload */
 	__u32 ts;   /* the timestamp option is where it is expected */
+	__u32 odd;  /* a first fragment, IP options or extension headers: its numbers
+		     * are corrected as all others', but it is not carried */
 };
 #define V4 20
 #define V6 40
+
+/* read_odd_head reads the TCP header that is not where it mostly is. */
+static __noinline int read_odd_head(struct __sk_buff *skb, struct packet *p)
+{
+	p->odd = 1;
+	__builtin_memset(&p->head.nop1, 0, HEAD_TS - HEAD_PLAIN);
+	return bpf_skb_load_bytes(skb, p->l4, &p->head, HEAD_TS) &&
+	       bpf_skb_load_bytes(skb, p->l4, &p->head, HEAD_PLAIN);
+}
+
+/* skip_extensions finds the TCP header behind IPv6 extension headers; packets
+ * merged beyond 64 KiB have one too. Returns 0 when there is none. */
+static __noinline __u32 skip_extensions(struct __sk_buff *skb, __u32 off, __u32 next)
+{
+	for (int i = 0; i < 3; i++) {
+		__u8 b[4];
+		if (next == IPPROTO_TCP)
+			return off;
+		if (next != 0 && next != 43 && next != 44 && next != 60)
+			return 0;
+		if (bpf_skb_load_bytes(skb, off, b, 4))
+			return 0;
+		if (next == 44 && (b[2] || b[3] & 0xf8))
+			return 0; /* not the first fragment */
+		off += next == 44 ? 8 : (b[1] + 1) * 8;
+		next = b[0];
+	}
+	return next == IPPROTO_TCP ? off : 0;
+}
 
 static __always_inline int before(__u32 a, __u32 b)
 {
@@ -47,8 +78,7 @@ static __always_inline int before(__u32 a, __u32 b)
 }
 
 /* read_packet fills p, and says whether the packet is TCP that can be looked
- * at: not a fragment, no VLAN tag in front, neither IP options nor extension
- * headers. l3 is the length of the link-layer header. */
+ * at: not a later fragment, no VLAN tag in front. l3 is the length of the link-layer header. */
 static __always_inline int read_packet(struct __sk_buff *skb, __u32 l3, int inbound, struct packet *p)
 {
 	__u32 total;
@@ -56,6 +86,7 @@ static __always_inline int read_packet(struct __sk_buff *skb, __u32 l3, int inbo
 		return 0;
 	__builtin_memset(&p->head.nop1, 0, HEAD_TS - HEAD_PLAIN);
 	p->l3 = l3;
+	p->odd = 0;
 	__u32 *source = inbound ? p->tuple.remote : p->tuple.local;
 	__u32 *dest = inbound ? p->tuple.local : p->tuple.remote;
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
@@ -63,7 +94,7 @@ static __always_inline int read_packet(struct __sk_buff *skb, __u32 l3, int inbo
 		if (bpf_skb_load_bytes(skb, l3, ip, V4 + HEAD_TS) &&
 		    bpf_skb_load_bytes(skb, l3, ip, V4 + HEAD_PLAIN))
 			return 0;
-		if (ip->protocol != IPPROTO_TCP || ip->ihl != 5 || (ip->frag_off & bpf_htons(0x3fff)))
+		if (ip->protocol != IPPROTO_TCP || (ip->frag_off & bpf_htons(0x1fff)))
 			return 0;
 		p->v6 = 0;
 		p->l4 = l3 + V4;
@@ -72,18 +103,27 @@ static __always_inline int read_packet(struct __sk_buff *skb, __u32 l3, int inbo
 		source[2] = dest[2] = bpf_htonl(0xffff);
 		source[3] = ip->saddr;
 		dest[3] = ip->daddr;
+		p->odd = (ip->frag_off & bpf_htons(0x2000)) != 0;
+		if (ip->ihl != 5) {
+			p->l4 = l3 + ip->ihl * 4;
+			if (p->l4 < l3 + V4 || read_odd_head(skb, p))
+				return 0;
+		}
 	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
 		struct ipv6hdr *ip = (void *)p->ip;
 		if (bpf_skb_load_bytes(skb, l3, ip, V6 + HEAD_TS) &&
 		    bpf_skb_load_bytes(skb, l3, ip, V6 + HEAD_PLAIN))
-			return 0;
-		if (ip->nexthdr != IPPROTO_TCP)
 			return 0;
 		p->v6 = 1;
 		p->l4 = l3 + V6;
 		total = p->l4 + bpf_ntohs(ip->payload_len);
 		__builtin_memcpy(source, &ip->saddr, 16);
 		__builtin_memcpy(dest, &ip->daddr, 16);
+		if (ip->nexthdr != IPPROTO_TCP) {
+			p->l4 = skip_extensions(skb, p->l4, ip->nexthdr);
+			if (!p->l4 || read_odd_head(skb, p))
+				return 0;
+		}
 	} else {
 		return 0;
 	}

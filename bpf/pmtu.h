@@ -9,6 +9,12 @@
 #define ICMPV6_TOO_BIG 2
 #define ICMPV6 58
 
+/* A message that asks for less is not passed on: what an engine believes of the
+ * path to the agent holds for all its connections there, and any client can
+ * send one. */
+#define LEAST_MTU4 1200
+#define LEAST_MTU6 1280
+
 /* struct too_big is a message as on the wire behind its IP header, up to the
  * sequence number of the packet it is about. */
 struct too_big4 {
@@ -110,6 +116,8 @@ static __noinline int too_big4(struct __sk_buff *skb, __u32 l3)
 	if (!s)
 		return TC_NEXT;
 	smaller_path(s, bpf_ntohs(m.mtu), V4 + HEAD_PLAIN);
+	if (bpf_ntohs(m.mtu) < LEAST_MTU4)
+		return TC_NEXT;
 	n = m;
 	n.ip.saddr = e->wire.remote[3];
 	n.ip.daddr = e->wire.local[3];
@@ -143,6 +151,8 @@ static __noinline int too_big6(struct __sk_buff *skb, __u32 l3)
 	if (!s)
 		return TC_NEXT;
 	smaller_path(s, bpf_ntohl(m.mtu), V6 + HEAD_PLAIN);
+	if (bpf_ntohl(m.mtu) < LEAST_MTU6)
+		return TC_NEXT;
 	/* Everything that changes is covered by the message's checksum, the outer
 	 * addresses through the pseudo header. */
 	__u32 outer[8];

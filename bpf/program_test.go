@@ -482,7 +482,11 @@ func (f *frame) decode(b []byte) string {
 	var src, dst netip.Addr
 	if f.v6 {
 		src, dst = netip.AddrFrom16([16]byte(b[8:24])), netip.AddrFrom16([16]byte(b[24:40]))
+		next := b[6]
 		b = b[40 : 40+int(binary.BigEndian.Uint16(b[4:]))]
+		if next == 0 { // a hop-by-hop header
+			b = b[8*(int(b[1])+1):]
+		}
 	} else {
 		ihl := b[0] & 15 * 4
 		if sum16(b[:ihl], 0) != 0xffff {

@@ -4,6 +4,8 @@ import (
 	"runtime"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Splice is one response's pairing of a client and an engine connection. It is
@@ -143,6 +145,9 @@ type Stats struct {
 	// must not be read or used again.
 	Stale       bool
 	First, Last time.Duration // since boot, zero when nothing was carried
+	// Stalled is for how long the client has kept the response from going on:
+	// by acknowledging nothing of what it owes, or by a window of zero.
+	Stalled time.Duration
 }
 
 // Stats returns the counters so far.
@@ -156,7 +161,24 @@ func (p *Splice) Stats() Stats {
 		Stale:   atomic.LoadUint32(&m.stale) != 0,
 		First:   time.Duration(m.firstNs),
 		Last:    time.Duration(m.lastNs),
+		Stalled: m.stalled(),
 	}
+}
+
+// stalled reports for how long a client has held the response up.
+func (m *splice) stalled() time.Duration {
+	w := atomic.LoadUint64(&m.word)
+	if s := wordState(w); s != stateActive && s != stateDone {
+		return 0
+	}
+	owed := wordNext(w)-m.eStart != atomic.LoadUint32(&m.una)-m.cStart
+	if !owed && atomic.LoadUint32(&m.window) != 0 {
+		return 0
+	}
+	var now unix.Timespec
+	unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)
+	last := max(atomic.LoadUint64(&m.ackNs), atomic.LoadUint64(&m.firstNs))
+	return max(0, time.Duration(now.Nano())-time.Duration(last))
 }
 
 // AppendTail appends the last bytes the kernel carried since it last took

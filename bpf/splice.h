@@ -121,6 +121,7 @@ struct splice {
 	__u32 ts_out;  /* engine's clock -> client connection's */
 	__u32 ts_back; /* client's clock -> engine connection's */
 	__u32 ts_client; /* the client's last timestamp before ts_back is known */
+	__u32 e_clock;   /* what the engine's socket adds to its clock */
 	__u8 ts;         /* both connections use timestamps */
 	__u8 ts_back_known;
 	__u8 sack; /* the engine understands SACK */

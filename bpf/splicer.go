@@ -236,6 +236,22 @@ func mapped[T any](s *Splicer, m *ebpf.Map) ([]T, error) {
 	return unsafe.Slice((*T)(unsafe.Pointer(&b[0])), n), nil
 }
 
+// Abandon frees what this process has and leaves the programs attached, as if
+// it had been killed: pinned links and clsact filters stay, for the next agent
+// to remove.
+func (s *Splicer) Abandon() {
+	s.mu.Lock()
+	for i, d := range s.devices {
+		for _, l := range d.links {
+			l.Close()
+		}
+		delete(s.devices, i)
+	}
+	s.pinDir = ""
+	s.mu.Unlock()
+	s.Close()
+}
+
 // Close detaches the programs and frees everything. No Splice may be in use.
 func (s *Splicer) Close() error {
 	s.mu.Lock()
@@ -296,6 +312,7 @@ func (s *Splicer) readEvents() {
 			if errors.Is(err, ringbuf.ErrClosed) {
 				return
 			}
+			time.Sleep(10 * time.Millisecond) // sweep makes up for what is lost
 			continue
 		}
 		s.wakeups.Add(1)

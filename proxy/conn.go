@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/valyala/fasthttp"
@@ -17,7 +18,7 @@ import (
 
 // conn is one client connection and the goroutine that serves it: await, read,
 // exchange, repeat. The goroutine alone reads the client and alone closes it;
-// while a response is relayed a shard's thread writes to the client's
+// while a response is relayed a shard's goroutine writes to the client's
 // descriptor, which is why relay.stop comes before close.
 //
 // The goroutine waits in one place only, wait, and always for the client's
@@ -26,6 +27,7 @@ import (
 type conn struct {
 	s   *Server
 	tcp *net.TCPConn
+	in  clientReader
 	fd  int // tcp's, valid until the goroutine closes it
 	br  *bufio.Reader
 	h   fasthttp.RequestHeader
@@ -60,12 +62,45 @@ func newConn(s *Server, tcp *net.TCPConn) (*conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &conn{s: s, tcp: tcp, br: bufio.NewReaderSize(tcp, smallReader), nudge: make(chan struct{}, 1)}
+	c := &conn{s: s, tcp: tcp, nudge: make(chan struct{}, 1)}
+	c.in.raw, c.in.try = raw, c.in.recv
+	c.br = bufio.NewReaderSize(&c.in, smallReader)
 	c.x.c = c
 	if err := raw.Control(func(fd uintptr) { c.fd = int(fd) }); err != nil {
 		return nil, err
 	}
 	return c, nil
+}
+
+// clientReader reads a client's socket as its net.TCPConn would, deadlines
+// included, but with calls that the scheduler does not know of: one that it
+// knows of would wake its monitor, which costs more than the reading.
+type clientReader struct {
+	raw   syscall.RawConn
+	try   func(fd uintptr) (done bool) // recv, made once
+	p     []byte
+	n     int
+	errno syscall.Errno
+}
+
+func (r *clientReader) Read(p []byte) (int, error) {
+	r.p = p
+	err := r.raw.Read(r.try)
+	r.p = nil
+	switch {
+	case err != nil:
+		return 0, err
+	case r.errno != 0:
+		return 0, r.errno
+	case r.n == 0 && len(p) > 0:
+		return 0, io.EOF
+	}
+	return r.n, nil
+}
+
+func (r *clientReader) recv(fd uintptr) (done bool) {
+	r.n, r.errno = recv(int(fd), r.p, 0)
+	return r.errno != syscall.EAGAIN
 }
 
 func (c *conn) serve() {
@@ -88,7 +123,7 @@ func (c *conn) await() bool {
 		c.mu.Unlock()
 		return false
 	}
-	c.idle = true
+	c.idle, c.woken = true, true
 	c.tcp.SetReadDeadline(time.Now().Add(c.s.limits.IdleTimeout))
 	c.mu.Unlock()
 	var b []byte
@@ -115,15 +150,15 @@ func (c *conn) beganLate() bool {
 	if n, _ := recv(c.fd, b[:], unix.MSG_PEEK); n <= 0 || !c.s.draining.Load() {
 		return false
 	}
-	c.expect(time.Now().Add(c.s.limits.HeadTimeout))
+	c.readUntil(time.Now().Add(c.s.limits.HeadTimeout))
 	return true
 }
 
 // readHead reads one request head under an absolute deadline, so that a client
 // that drips bytes cannot extend it. why refines the failure.
 func (c *conn) readHead() (f failure, why string) {
-	c.expect(time.Now().Add(c.s.limits.HeadTimeout))
-	seen, n := 0, 0
+	until := time.Now().Add(c.s.limits.HeadTimeout)
+	seen, n, timed := 0, 0, false
 	for {
 		b, _ := c.br.Peek(c.br.Buffered())
 		if seen == 0 && len(b) > 0 && (b[0] < 'A' || b[0] > 'z') {
@@ -144,6 +179,12 @@ func (c *conn) readHead() (f failure, why string) {
 		seen = len(b)
 		if seen >= c.s.limits.MaxHeadBytes {
 			return headTooLarge, ""
+		}
+		if !timed {
+			// Not earlier: most heads are there in one piece, and a timer
+			// costs about as much as reading one.
+			timed = true
+			c.readUntil(until)
 		}
 		if seen == c.br.Size() {
 			c.br = bufio.NewReaderSize(c.br, max(c.s.limits.MaxHeadBytes, 2*smallReader))
@@ -188,7 +229,9 @@ func (c *conn) readFailure(err error) failure {
 // readBody reads the whole body into buf and returns it. size is the
 // Content-Length, or -1 for a chunked body.
 func (c *conn) readBody(buf []byte, size int64) ([]byte, failure) {
-	c.expect(time.Now().Add(c.s.limits.BodyTimeout))
+	if size < 0 || size > int64(c.br.Buffered()) {
+		c.readUntil(time.Now().Add(c.s.limits.BodyTimeout))
+	}
 	if size < 0 {
 		return c.readChunks(buf)
 	}
@@ -294,7 +337,20 @@ func chunkSize(line []byte) (size int64, ok bool) {
 	return size, i > 0 && (len(rest) == 0 || rest[0] == ';')
 }
 
-// expect lets the next reads of the client last until a time and forgets earlier wake-ups. Who is going to call wake is set up after it.
+// readUntil lets the next reads of the client last until a time. Nobody can
+// wake the goroutine from them, and a late call of wake does nothing: from
+// await until expect woken is set.
+func (c *conn) readUntil(until time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.woken = true
+	if !c.cut {
+		c.tcp.SetReadDeadline(until)
+	}
+}
+
+// expect lets the next wait last until a time and forgets earlier wake-ups.
+// Who is going to call wake is set up after it.
 func (c *conn) expect(until time.Time) {
 	c.until = until
 	c.mu.Lock()
@@ -309,8 +365,9 @@ func (c *conn) expect(until time.Time) {
 	}
 }
 
-// wake ends the goroutine's wait. It may be called from anywhere and says only
-// that there may be news.
+// wake ends the goroutine's wait. It may be called from anywhere, even late,
+// when the goroutine has gone on already, and says only that there may be news.
+// The caller should hold no lock that the goroutine needs next.
 func (c *conn) wake() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -412,7 +469,7 @@ func (c *conn) wantWritable(want bool) {
 	c.watchClientLocked(events)
 }
 
-// onClient runs on the shard's thread.
+// onClient runs on the shard's goroutine.
 func (c *conn) onClient(_ *watch, events uint32) {
 	if events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0 {
 		c.mu.Lock()
@@ -469,7 +526,7 @@ func (c *conn) linger() {
 	if c.tcp.CloseWrite() != nil {
 		return
 	}
-	c.expect(time.Now().Add(lingerTime))
+	c.readUntil(time.Now().Add(lingerTime))
 	io.CopyN(io.Discard, c.br, lingerBytes)
 }
 

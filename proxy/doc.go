@@ -11,7 +11,7 @@
 //	connect     upstream.go  an idle connection that looks alive, or a new one
 //	send        exchange.go  head and body in one write
 //	first byte  exchange.go  the response's head; head.go says what passes
-//	relay       relay.go     the body: copied by a shard's thread, or carried by the kernel
+//	relay       relay.go     the body: copied by a shard's goroutine, or carried by the kernel
 //	finish      exchange.go  one deferred call: release, count
 //
 // failure.go has one table of everything that can go wrong: what the client is
@@ -24,8 +24,12 @@
 // at once. All else that concerns it (the engine's socket is ready, the relay
 // has ended, the server stops) calls conn.wake.
 //
-// Engine sockets are not on Go's netpoller but in shards (shard.go): one locked
-// thread and one epoll set for every two cores.
+// Engine sockets are not on Go's netpoller but in shards (shard.go): one
+// goroutine and one epoll set for every two cores.
+//
+// Nothing blocks in a system call of its own, and what runs for every response
+// makes its calls without telling the scheduler (RawSyscall): they never block,
+// and a call that the scheduler is told of wakes its monitor from deep sleep.
 //
 // # Who owns what
 //
@@ -35,7 +39,7 @@
 //   - An engine's descriptor belongs to the exchange that dialled it or took it
 //     from the idle stack, until it is closed or put back. From relay.start until
 //     finished or stop the relay reads it, unless the kernel carries the response.
-//   - Locks are taken in this order: relay.mu, watch.mu, conn.mu, and conn.mu
+//   - Locks are taken in this order: Server.mu, relay.mu, watch.mu, conn.mu, and conn.mu
 //     before the mu of conn.cw, whose ready function runs without it.
 //   - Buffers for request bodies and heads come from pools, at the latest
 //     returned when the relay starts: a stream that lasts for an hour holds its

@@ -28,7 +28,7 @@ import (
 // serve, which writes whatever bytes the test needs. It is for misbehaviour on
 // the wire; how real engines behave is the simulator's.
 type rawEngine struct {
-	t     *testing.T
+	t     testing.TB
 	l     net.Listener
 	serve func(c *engineSide)
 
@@ -44,7 +44,7 @@ type engineSide struct {
 	n  int // which connection it is, from 0
 }
 
-func newRawEngine(t *testing.T, serve func(c *engineSide)) *rawEngine {
+func newRawEngine(t testing.TB, serve func(c *engineSide)) *rawEngine {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -132,14 +132,14 @@ func answering(response string) func(*engineSide) {
 
 // rig is a server with one model "m" (alias "alias") on some engines.
 type rig struct {
-	t        *testing.T
+	t        testing.TB
 	s        *Server
 	addr     string
 	replicas []*Replica
 	down     sync.Once
 }
 
-func newRig(t *testing.T, limits Limits, joiner Joiner, engines ...string) *rig {
+func newRig(t testing.TB, limits Limits, joiner Joiner, engines ...string) *rig {
 	t.Helper()
 	checkLeaks(t)
 	r := &rig{t: t}
@@ -187,7 +187,7 @@ func (r *rig) shutdown(d time.Duration) (err error) {
 	return err
 }
 
-type testWriter struct{ t *testing.T }
+type testWriter struct{ t testing.TB }
 
 func (w testWriter) Write(p []byte) (int, error) {
 	w.t.Log(strings.TrimSpace(string(p)))
@@ -197,7 +197,7 @@ func (w testWriter) Write(p []byte) (int, error) {
 // client is one raw client connection.
 type client struct {
 	*net.TCPConn
-	t  *testing.T
+	t  testing.TB
 	br *bufio.Reader
 }
 
@@ -260,7 +260,7 @@ const hello = `{"model":"m","messages":[{"role":"user","content":"hello"}],"stre
 
 // checkLeaks fails the test when goroutines or descriptors are left behind at
 // its end.
-func checkLeaks(t *testing.T) {
+func checkLeaks(t testing.TB) {
 	t.Helper()
 	goroutines, fds := runtime.NumGoroutine(), openFDs(t)
 	t.Cleanup(func() {
@@ -279,7 +279,7 @@ func checkLeaks(t *testing.T) {
 	})
 }
 
-func openFDs(t *testing.T) int {
+func openFDs(t testing.TB) int {
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
 		t.Fatal(err)

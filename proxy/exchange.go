@@ -43,6 +43,7 @@ type exchange struct {
 	model      *Model
 	replica    *Replica
 	candidates []policy.Candidate
+	asked      policy.Request
 
 	// The response.
 	until    time.Time // when its first byte must be there
@@ -60,7 +61,6 @@ type exchange struct {
 	pooled  struct{ body, in, out *[]byte }
 	packet  bool   // the kernel carried at least one byte
 	why     string // why not a better tier
-	chunks  uint64
 	kernel  Carried
 	cause   error  // of a failure, for the log
 	message string // of a refusal, when there is a better one than the table's
@@ -104,7 +104,7 @@ func (x *exchange) begin() {
 	x.up, x.unsent = nil, false
 	x.response = responseHead{}
 	x.answered, x.passed, x.status, x.ttfb = false, false, 0, 0
-	x.packet, x.why, x.chunks, x.kernel = false, "", 0, Carried{}
+	x.packet, x.why, x.kernel = false, "", Carried{}
 	x.cause, x.message, x.param = nil, "", ""
 	x.began = time.Now()
 	x.c.s.stats.running.Add(1)
@@ -246,7 +246,8 @@ func (x *exchange) choose() failure {
 	if x.model.Policy != nil {
 		p = x.model.Policy
 	}
-	i, _ := p.Pick(&policy.Request{Rand: rand.Uint64()}, x.candidates)
+	x.asked = policy.Request{Rand: rand.Uint64()}
+	i, _ := p.Pick(&x.asked, x.candidates)
 	if i < 0 || i >= len(x.model.Replicas) {
 		x.message = fmt.Sprintf("No engine that serves the model `%s` is available.", x.model.Name)
 		return noReplica
@@ -327,7 +328,7 @@ func (x *exchange) readResponseHead() failure {
 	x.in = x.in[:0]
 	if !x.unsent {
 		// Nothing can be there yet.
-		if f := x.c.waitEngine(x.up, unix.EPOLLIN, x.until); f != none {
+		if f := x.waitHead(); f != none {
 			return f
 		}
 	}
@@ -365,7 +366,7 @@ func (x *exchange) readResponseHead() failure {
 		case errno == unix.EAGAIN && x.unsent && x.cause != nil:
 			return engineDied
 		case errno == unix.EAGAIN:
-			if f := x.c.waitEngine(x.up, unix.EPOLLIN, x.until); f != none {
+			if f := x.waitHead(); f != none {
 				return f
 			}
 		case errno != 0:
@@ -380,6 +381,12 @@ func (x *exchange) readResponseHead() failure {
 			x.in = x.in[:len(x.in)+n]
 		}
 	}
+}
+
+func (x *exchange) waitHead() failure {
+	f := x.c.waitEngine(x.up, unix.EPOLLIN, x.until)
+	x.up.w.shard.counts.wakeups.Add(1)
+	return f
 }
 
 // respond passes the response on.
@@ -411,10 +418,7 @@ func (x *exchange) respond() failure {
 	x.out = append(x.out, body...)
 	x.answered, x.passed = true, true
 	x.why = x.join()
-	if f := r.writeNow(x.out); f != none {
-		return f
-	}
-	if !r.frames.Ended() || len(r.rest) > 0 {
+	if f = r.writeNow(x.out); f == none && (!r.frames.Ended() || len(r.rest) > 0) {
 		f = x.waitRelay()
 	}
 	x.account()
@@ -478,11 +482,8 @@ func (x *exchange) waitRelay() failure {
 
 // account sums up what the relay and the kernel have done. The relay is over.
 func (x *exchange) account() {
-	r := &x.relay
-	if r.splice != nil {
-		x.kernel, _ = r.splice.Carried(nil)
-		// Not under r.mu: Part may wait for a running onChanged.
-		r.splice.Part()
+	if r := &x.relay; r.splice != nil {
+		x.kernel = r.part()
 		x.packet = x.kernel.Bytes > 0
 		x.why = x.kernel.Refused
 		if x.packet {
@@ -491,7 +492,6 @@ func (x *exchange) account() {
 			x.why = "never_quiet"
 		}
 	}
-	x.chunks = r.frames.Chunks
 }
 
 // refuse answers a request that cannot be served, or cuts an answer that

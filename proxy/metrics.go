@@ -16,11 +16,6 @@ type stats struct {
 	accepted, running, replays atomic.Int64
 	logged, unlogged           atomic.Int64
 
-	wakeups                   atomic.Uint64
-	copiedBytes, copiedChunks atomic.Uint64
-	kernelBytes, kernelChunks atomic.Uint64
-	kernelPackets             atomic.Uint64
-
 	mu    sync.Mutex // guards tiers
 	tiers map[TierCount]uint64
 
@@ -42,8 +37,9 @@ type TierCount struct {
 // it.
 type Datapath struct {
 	Responses []TierCount `json:"responses"`
-	// Wakeups is how often userspace was woken to read from an engine while
-	// relaying.
+	// Wakeups is how often userspace was woken for a response after its
+	// request was sent: for its head, by a socket while relaying, and by the
+	// kernel programs. Responses that still run count.
 	Wakeups      uint64 `json:"wakeups"`
 	CopiedChunks uint64 `json:"copied_chunks"`
 	CopiedBytes  uint64 `json:"copied_bytes"`
@@ -86,13 +82,6 @@ func (s *stats) finished(x *exchange, f failure) {
 	if !x.passed {
 		return
 	}
-	r := &x.relay
-	s.wakeups.Add(r.wakeups)
-	s.copiedBytes.Add(r.bytes)
-	s.copiedChunks.Add(x.chunks)
-	s.kernelBytes.Add(x.kernel.Bytes)
-	s.kernelChunks.Add(x.kernel.Chunks)
-	s.kernelPackets.Add(x.kernel.Packets)
 	tier := TierCount{Tier: "copy", Reason: x.why}
 	if x.packet {
 		tier.Tier = "packet"
@@ -109,7 +98,7 @@ func (s *stats) finished(x *exchange, f failure) {
 	if x.status != 200 {
 		return
 	}
-	if u, ok := findUsage(r.tail); ok {
+	if u, ok := findUsage(x.relay.tail); ok {
 		s.tokens.WithLabelValues(model, "prompt").Add(float64(u.prompt))
 		s.tokens.WithLabelValues(model, "completion").Add(float64(u.completion))
 		s.tokens.WithLabelValues(model, "cached").Add(float64(u.cached))
@@ -122,15 +111,24 @@ func (s *stats) finished(x *exchange, f failure) {
 func (s *Server) Datapath() Datapath {
 	t := s.stats
 	d := Datapath{
-		Responses:     []TierCount{},
-		Wakeups:       t.wakeups.Load(),
-		CopiedChunks:  t.copiedChunks.Load(),
-		CopiedBytes:   t.copiedBytes.Load(),
-		KernelChunks:  t.kernelChunks.Load(),
-		KernelBytes:   t.kernelBytes.Load(),
-		KernelPackets: t.kernelPackets.Load(),
-		Replays:       t.replays.Load(),
-		Running:       t.running.Load(),
+		Responses: []TierCount{},
+		Replays:   t.replays.Load(),
+		Running:   t.running.Load(),
+	}
+	s.mu.Lock()
+	d.Connections = len(s.conns)
+	for c := range s.conns {
+		c.x.relay.count()
+	}
+	s.mu.Unlock()
+	for _, sh := range s.shards {
+		n := &sh.counts
+		d.Wakeups += n.wakeups.Load()
+		d.CopiedChunks += n.chunks.Load()
+		d.CopiedBytes += n.bytes.Load()
+		d.KernelChunks += n.kernelChunks.Load()
+		d.KernelBytes += n.kernelBytes.Load()
+		d.KernelPackets += n.kernelPackets.Load()
 	}
 	t.mu.Lock()
 	for tier, n := range t.tiers {
@@ -141,9 +139,6 @@ func (s *Server) Datapath() Datapath {
 	slices.SortFunc(d.Responses, func(a, b TierCount) int {
 		return cmp.Or(strings.Compare(b.Tier, a.Tier), strings.Compare(a.Reason, b.Reason))
 	})
-	s.mu.Lock()
-	d.Connections = len(s.conns)
-	s.mu.Unlock()
 	return d
 }
 
@@ -153,7 +148,7 @@ var (
 	descResponses = prometheus.NewDesc("inferrail_responses_total",
 		"Responses passed on, by the tier that carried them and why not a better one.", []string{"tier", "reason"}, nil)
 	descWakeups = prometheus.NewDesc("inferrail_relay_wakeups_total",
-		"Wake-ups of userspace to read from an engine while relaying.", nil, nil)
+		"Wake-ups of userspace for a response after its request was sent.", nil, nil)
 	descChunks = prometheus.NewDesc("inferrail_relay_chunks_total",
 		"Chunks of response bodies passed on.", []string{"tier"}, nil)
 	descBytes = prometheus.NewDesc("inferrail_relay_bytes_total",

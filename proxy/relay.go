@@ -9,7 +9,7 @@ import (
 )
 
 // relay carries the rest of one response from an engine to a client: by
-// copying on a shard's thread, or by letting the kernel carry it (Splice). It
+// copying on a shard's goroutine, or by letting the kernel carry it (Splice). It
 // is embedded in its connection's exchange and used for one response after
 // another.
 //
@@ -18,7 +18,10 @@ import (
 // settling. The goroutine gets them back when finished reports true or after
 // stop, and only then may close them.
 type relay struct {
-	c *conn
+	c      *conn
+	counts *counts // of up's shard
+	// ready is onEngine, made once.
+	ready func(w *watch, events uint32)
 
 	mu     sync.Mutex // guards the rest from start until finished or stop
 	state  relayState
@@ -42,12 +45,14 @@ type relay struct {
 	// not used again.
 	surplus bool
 
-	tail    []byte // the body's last bytes, at most 2*TailBytes
-	wakeups uint64
+	// told: the goroutine knows, or is being told, that the relay is over.
+	told bool
+
+	tail    []byte    // the body's last bytes, at most 2*TailBytes
 	strayed time.Time // when the kernel first left bytes that it should carry
-	bytes   uint64    // read by userspace
 	carried uint64    // by the kernel, as far as tail knows
-	// kernelTail is scratch of kernelTailLocked.
+	counted Carried   // what the shard's counts have of the kernel's work
+	// kernelTail is scratch of carriedLocked.
 	kernelTail []byte
 }
 
@@ -67,13 +72,16 @@ func (r *relay) reset(c *conn, up *engineConn) {
 	// A late call of onEngine or onWritable looks at state and up.
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.c, r.up = c, up
+	r.c, r.up, r.counts = c, up, &up.w.shard.counts
+	if r.ready == nil {
+		r.ready = r.onEngine
+	}
 	r.result, r.state = none, relayOff
 	r.frames, r.untilClose, r.decode = Frames{}, false, false
 	r.rest = r.rest[:0]
-	r.splice, r.armed, r.surplus = nil, false, false
+	r.splice, r.armed, r.surplus, r.told = nil, false, false, false
 	r.tail = r.tail[:0]
-	r.wakeups, r.strayed, r.bytes, r.carried = 0, time.Time{}, 0, 0
+	r.strayed, r.carried, r.counted = time.Time{}, 0, Carried{}
 }
 
 // start hands both descriptors to the shard. Bytes the client has not taken
@@ -90,7 +98,8 @@ func (r *relay) finished() (bool, failure) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.settleLocked()
-	return r.state == relayDone, r.result
+	r.told = r.state == relayDone
+	return r.told, r.result
 }
 
 // stop ends the relay for reason f, unless it has finished; it returns how it
@@ -98,10 +107,29 @@ func (r *relay) finished() (bool, failure) {
 func (r *relay) stop(f failure) failure {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.state == relaying && r.armed {
+		// A client that has all of its answer may leave before the kernel's
+		// news of the end is read.
+		r.takeLocked()
+	}
+	r.settleLocked()
 	if r.state != relayDone {
 		r.endLocked(f)
 	}
+	r.told = true
 	return r.result
+}
+
+// unlock gives mu back, and then wakes the goroutine if the relay is over: not
+// before, because it needs mu first of all.
+func (r *relay) unlock() {
+	wake := r.state == relayDone && !r.told
+	r.told = r.told || wake
+	c := r.c
+	r.mu.Unlock()
+	if wake {
+		c.wake()
+	}
 }
 
 // stalled reports whether the client has taken nothing for limit though
@@ -109,17 +137,29 @@ func (r *relay) stop(f failure) failure {
 func (r *relay) stalled(limit time.Duration) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.splice != nil && r.armed && r.state == relaying {
+		k, _ := r.splice.Carried(r.kernelTail[:0])
+		return k.Stalled >= limit
+	}
 	return (len(r.rest) > 0 || r.state == settling) && time.Since(r.since) >= limit
 }
 
-// onEngine runs on the shard's thread when the engine's socket has news.
+// onEngine runs on the shard's goroutine when the engine's socket has news.
 func (r *relay) onEngine(w *watch, events uint32) {
 	r.mu.Lock()
-	defer r.mu.Unlock()
+	defer r.unlock()
+	if r.state == settling && r.up.w == w && events&(unix.EPOLLERR|unix.EPOLLHUP) != 0 {
+		// The engine is gone, and with it what the client has not acknowledged.
+		r.settleLocked()
+		if r.state == settling {
+			r.endLocked(engineBroke)
+		}
+		return
+	}
 	if r.state != relaying || r.up.w != w {
 		return
 	}
-	r.wakeups++
+	r.counts.wakeups.Add(1)
 	if r.armed && !r.takeLocked() {
 		var b [1]byte
 		if r.state != relaying {
@@ -182,16 +222,50 @@ func (r *relay) takeLocked() bool {
 // kernelTailLocked takes over the last bytes the kernel has carried, if it has
 // carried any since it was asked last. stale is Carried.Stale.
 func (r *relay) kernelTailLocked() (stale bool) {
-	k, tail := r.splice.Carried(r.kernelTail[:0])
-	r.kernelTail = tail
+	k := r.carriedLocked()
 	if k.Bytes == r.carried {
 		return k.Stale
 	}
 	// Of an earlier part tail is known already.
+	tail := r.kernelTail
 	fresh := min(uint64(len(tail)), k.Bytes-r.carried)
 	r.keepTail(tail[uint64(len(tail))-fresh:])
 	r.carried = k.Bytes
 	return k.Stale
+}
+
+// carriedLocked returns what the kernel has carried and the end of it in
+// kernelTail, and adds what is new to the counts.
+func (r *relay) carriedLocked() Carried {
+	var k Carried
+	k, r.kernelTail = r.splice.Carried(r.kernelTail[:0])
+	n := r.counts
+	n.kernelBytes.Add(k.Bytes - r.counted.Bytes)
+	n.kernelChunks.Add(k.Chunks - r.counted.Chunks)
+	n.kernelPackets.Add(k.Packets - r.counted.Packets)
+	r.counted = k
+	return k
+}
+
+// count brings the counts up to date while the kernel carries the response.
+func (r *relay) count() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if (r.state == relaying || r.state == settling) && r.splice != nil {
+		r.carriedLocked()
+	}
+}
+
+// part ends the use of the kernel, and returns what it has carried. The relay
+// is over, or was never started.
+func (r *relay) part() Carried {
+	r.mu.Lock()
+	k, splice := r.carriedLocked(), r.splice
+	r.splice = nil
+	r.mu.Unlock()
+	// Not under mu: Part may wait for a running onChanged.
+	splice.Part()
+	return k
 }
 
 // strayTime is far more than any race between epoll and the kernel's taking
@@ -226,7 +300,7 @@ func (r *relay) forwardLocked(s *shard, p []byte) {
 		r.since = time.Now()
 		r.c.wantWritable(true)
 		// Errors only, and once: reading goes on when rest is empty.
-		if err := r.up.w.arm(unix.EPOLLONESHOT, r.onEngine); err != nil {
+		if err := r.up.w.arm(unix.EPOLLONESHOT, r.ready); err != nil {
 			r.endLocked(engineBroke)
 		}
 		return
@@ -242,6 +316,7 @@ func (r *relay) forwardLocked(s *shard, p []byte) {
 func (r *relay) accept(p []byte, decoded *[]byte) (out []byte, f failure) {
 	var n int
 	var err error
+	chunks := r.frames.Chunks
 	switch {
 	case r.untilClose:
 		n, out = len(p), p
@@ -252,7 +327,10 @@ func (r *relay) accept(p []byte, decoded *[]byte) (out []byte, f failure) {
 		n, err = r.frames.Advance(p)
 		out = p[:n]
 	}
-	r.bytes += uint64(n)
+	r.counts.bytes.Add(uint64(n))
+	if more := r.frames.Chunks - chunks; more > 0 {
+		r.counts.chunks.Add(more)
+	}
 	r.keepTail(p[:n])
 	if err != nil {
 		return out, engineFraming
@@ -273,13 +351,14 @@ func (r *relay) keepTail(p []byte) {
 	r.tail = append(r.tail, p...)
 }
 
-// onWritable runs on a shard's thread when the client's socket takes bytes.
+// onWritable runs on a shard's goroutine when the client's socket takes bytes.
 func (r *relay) onWritable() {
 	r.mu.Lock()
-	defer r.mu.Unlock()
+	defer r.unlock()
 	if r.state != relaying || len(r.rest) == 0 {
 		return
 	}
+	r.counts.wakeups.Add(1)
 	n, errno := send(r.c.fd, r.rest, r.eor())
 	if errno == unix.EAGAIN {
 		return
@@ -318,11 +397,11 @@ func (r *relay) goOnLocked() {
 		r.settleLocked()
 		if r.state == settling {
 			// An end of the engine's connection would be reported for ever.
-			_ = r.up.w.arm(unix.EPOLLONESHOT, r.onEngine)
+			_ = r.up.w.arm(unix.EPOLLONESHOT, r.ready)
 		}
 	default:
 		r.armLocked()
-		if err := r.up.w.arm(unix.EPOLLIN|unix.EPOLLRDHUP, r.onEngine); err != nil {
+		if err := r.up.w.arm(unix.EPOLLIN|unix.EPOLLRDHUP, r.ready); err != nil {
 			r.endLocked(engineBroke)
 		}
 	}
@@ -347,7 +426,10 @@ func (r *relay) armLocked() {
 // onChanged is called by the Joiner when the kernel's hold changed.
 func (r *relay) onChanged() {
 	r.mu.Lock()
-	defer r.mu.Unlock()
+	defer r.unlock()
+	if r.state == relaying || r.state == settling {
+		r.counts.wakeups.Add(1)
+	}
 	if r.state == relaying && r.armed && r.takeLocked() {
 		// Paused. What made it pause is read when the shard sees it.
 		r.armLocked()
@@ -355,12 +437,12 @@ func (r *relay) onChanged() {
 	r.settleLocked()
 }
 
+// endLocked ends the relay. unlock tells the goroutine.
 func (r *relay) endLocked(f failure) {
 	r.state, r.result = relayDone, f
 	if r.splice != nil && f != none {
 		r.splice.Stop()
 	}
-	r.c.wake()
 }
 
 // writeNow sends what the client's socket takes at once and keeps the rest.

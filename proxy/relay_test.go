@@ -176,7 +176,7 @@ func TestEachReadIsForwardedAtOnce(t *testing.T) {
 func TestRelayDoesNotAllocate(t *testing.T) {
 	part := []byte(chunk(strings.Repeat("x", 200)))
 	for _, decode := range []bool{false, true} {
-		r := relay{decode: decode}
+		r := relay{decode: decode, counts: new(counts)}
 		var decoded []byte
 		if n := testing.AllocsPerRun(100, func() {
 			if _, f := r.accept(part, &decoded); f != none {
@@ -184,6 +184,63 @@ func TestRelayDoesNotAllocate(t *testing.T) {
 			}
 		}); n != 0 {
 			t.Errorf("%v allocations, decode %v", n, decode)
+		}
+	}
+}
+
+// TestExchangeDoesNotAllocate: a whole exchange on kept connections, relay
+// included, allocates next to nothing.
+func TestExchangeDoesNotAllocate(t *testing.T) {
+	if raceDetector {
+		t.Skip("the race detector allocates, and drops what is pooled")
+	}
+	// What is left are two errors of package net, from reads that were woken.
+	n := testing.AllocsPerRun(200, steadyExchange(t))
+	if n > 2 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+func BenchmarkExchange(b *testing.B) {
+	exchange := steadyExchange(b)
+	b.ReportAllocs()
+	for b.Loop() {
+		exchange()
+	}
+}
+
+// steadyExchange returns a function that has a client fetch one streamed
+// response over kept connections; client and engine allocate nothing.
+func steadyExchange(t testing.TB) func() {
+	request, head := []byte(post(hello)), []byte(chunkedHead+chunk("data: 1\n\n"))
+	rest := []byte(chunk("data: 2\n\n") + "0\r\n\r\n")
+	e := newRawEngine(t, func(c *engineSide) {
+		buf := make([]byte, 4<<10)
+		for seen := 0; ; {
+			n, err := c.Read(buf[seen:])
+			if err != nil {
+				return
+			}
+			if seen += n; !bytes.HasSuffix(buf[:seen], []byte(hello)) {
+				continue
+			}
+			seen = 0
+			c.Write(head)
+			c.Write(rest)
+		}
+	})
+	c := newRig(t, Limits{}, nil, e.url()).dial()
+	buf := make([]byte, 4<<10)
+	return func() {
+		if _, err := c.Write(request); err != nil {
+			t.Fatal(err)
+		}
+		for seen := 0; !bytes.HasSuffix(buf[:seen], []byte("\r\n0\r\n\r\n")); {
+			n, err := c.Read(buf[seen:])
+			if err != nil {
+				t.Fatal(err)
+			}
+			seen += n
 		}
 	}
 }
@@ -278,6 +335,51 @@ func TestUsageIsCounted(t *testing.T) {
 	f(3, "inferrail_responses_total", "tier", "copy", "reason", "off")
 	f(3, "inferrail_time_to_first_byte_seconds", "model", "m")
 	f(205, "inferrail_relay_chunks_total", "tier", "copy")
+}
+
+// TestCountsAreLive: what a stream has cost is visible while it runs, whoever
+// carries it, and is not counted again at its end.
+func TestCountsAreLive(t *testing.T) {
+	const chunks = 300
+	for _, joiner := range []Joiner{nil, newFakeKernel(t)} {
+		end := make(chan struct{})
+		e := newRawEngine(t, func(c *engineSide) {
+			c.request()
+			io.WriteString(c, chunkedHead)
+			for range chunks {
+				io.WriteString(c, chunk("data: x\n\n"))
+				time.Sleep(200 * time.Microsecond)
+			}
+			<-end
+			io.WriteString(c, "0\r\n\r\n")
+			c.request()
+		})
+		r := newRig(t, Limits{}, joiner, e.url())
+		c := r.dial()
+		c.send(post(hello))
+		const size = uint64(chunks * len("9\r\ndata: x\n\n\r\n"))
+		var d Datapath
+		eventually(t, 5*time.Second, "all chunks are counted", func() bool {
+			d = r.s.Datapath()
+			return d.CopiedChunks+d.KernelChunks == chunks && d.CopiedBytes+d.KernelBytes == size
+		})
+		if d.Running != 1 || len(d.Responses) != 0 {
+			t.Errorf("the stream has ended: %+v", d)
+		}
+		if carried := d.KernelChunks > 0; carried != (joiner != nil) {
+			t.Errorf("%d chunks carried by the kernel", d.KernelChunks)
+		}
+		// The head, and at least one read or word from the kernel more.
+		if d.Wakeups < 2 {
+			t.Errorf("%d wake-ups", d.Wakeups)
+		}
+		close(end)
+		c.answer()
+		eventually(t, time.Second, "the response is over", func() bool { return r.s.Datapath().Running == 0 })
+		if d := r.s.Datapath(); d.CopiedChunks+d.KernelChunks != chunks+1 || d.CopiedBytes+d.KernelBytes != size+uint64(len("0\r\n\r\n")) {
+			t.Errorf("in the end: %+v", d)
+		}
+	}
 }
 
 // fakeKernel is a Joiner whose kernel is a goroutine: it reads an armed

@@ -2,30 +2,51 @@ package proxy
 
 import (
 	"fmt"
+	"os"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"syscall"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
-// shard is one epoll set and the locked thread that waits on it. Engine
-// sockets live in shards, not on Go's netpoller: waking a goroutine for every
-// token costs twice the whole relaying (REPORT.md), and a joined socket must
-// not be woken at all. Any goroutine may add and arm watches; what they call
-// runs on the shard's thread.
+// shard is one epoll set and the goroutine that serves it. Engine sockets live
+// in shards, not on Go's netpoller: waking a goroutine for every token costs
+// twice the whole relaying (REPORT.md), and a joined socket must not be woken
+// at all. Any goroutine may add and arm watches; what they call runs on the
+// shard's goroutine.
+//
+// What is on the netpoller is the epoll set itself. A thread that blocks in
+// epoll_wait of its own would make the scheduler's monitor look for it every
+// 20 microseconds, to take its P away, which costs several times what the agent
+// does for a response.
 type shard struct {
-	epoll, stop int // stop is an eventfd
-	done        chan struct{}
+	epoll int
+	file  *os.File // owns epoll
+	raw   syscall.RawConn
+	done  chan struct{}
 
-	// buf and decoded are scratch for what runs on the thread.
+	// buf and decoded are scratch for what runs on the goroutine.
 	buf     []byte
 	decoded []byte
+
+	counts counts
 
 	mu    sync.Mutex // guards table, free
 	table []*watch
 	free  []uint32
+}
+
+// counts are what was done for the responses of a shard's engine connections,
+// up to date while they last. Mostly one thread adds to them.
+type counts struct {
+	// wakeups is how often userspace was woken for a response.
+	wakeups                                  atomic.Uint64
+	bytes, chunks                            atomic.Uint64 // copied
+	kernelBytes, kernelChunks, kernelPackets atomic.Uint64
 }
 
 // watch is one file descriptor's place in a shard. It lives as long as the
@@ -45,26 +66,25 @@ type watch struct {
 // readSize is how much is read from an engine at once.
 const readSize = 64 << 10
 
-// stopSlot marks the event of shard.stop.
-const stopSlot = ^uint32(0)
-
 func newShard() (*shard, error) {
 	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
 		return nil, fmt.Errorf("create an epoll set: %w", err)
 	}
-	stop, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
-	if err != nil {
+	if err := unix.SetNonblock(epoll, true); err != nil {
 		unix.Close(epoll)
-		return nil, fmt.Errorf("create an eventfd: %w", err)
+		return nil, fmt.Errorf("make an epoll set non-blocking: %w", err)
 	}
-	event := epollEvent(unix.EPOLLIN, stopSlot, 0)
-	if err := unix.EpollCtl(epoll, unix.EPOLL_CTL_ADD, stop, &event); err != nil {
-		unix.Close(epoll)
-		unix.Close(stop)
-		return nil, fmt.Errorf("watch an eventfd: %w", err)
+	s := &shard{epoll: epoll, file: os.NewFile(uintptr(epoll), "epoll"), done: make(chan struct{}), buf: make([]byte, readSize)}
+	// Fails when the netpoller has not taken it.
+	if err := s.file.SetReadDeadline(time.Time{}); err != nil {
+		s.file.Close()
+		return nil, fmt.Errorf("watch an epoll set: %w", err)
 	}
-	s := &shard{epoll: epoll, stop: stop, done: make(chan struct{}), buf: make([]byte, readSize)}
+	if s.raw, err = s.file.SyscallConn(); err != nil {
+		s.file.Close()
+		return nil, fmt.Errorf("watch an epoll set: %w", err)
+	}
 	go s.run()
 	return s, nil
 }
@@ -75,42 +95,48 @@ func epollEvent(events, slot, gen uint32) unix.EpollEvent {
 	return unix.EpollEvent{Events: events, Fd: int32(slot), Pad: int32(gen)}
 }
 
-// close ends the thread and waits for it. No watch may be armed afterwards.
+// close ends the goroutine and waits for it. No watch may be armed afterwards.
 func (s *shard) close() {
-	one := [8]byte{1}
-	unix.Write(s.stop, one[:])
+	s.file.Close()
 	<-s.done
-	unix.Close(s.epoll)
-	unix.Close(s.stop)
 }
 
+// busyBatches is after how many batches without a pause the shard lets other
+// goroutines run.
+const busyBatches = 64
+
 func (s *shard) run() {
-	runtime.LockOSThread()
 	defer close(s.done)
 	var events [256]unix.EpollEvent
-	for {
-		// The first look keeps the P: under load there is always something,
-		// and giving the P away and back costs more than the call.
-		n, _, errno := syscall.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(s.epoll),
-			uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), 0, 0, 0)
-		if errno != 0 || n == 0 {
-			n, _, errno = syscall.Syscall6(unix.SYS_EPOLL_PWAIT, uintptr(s.epoll),
-				uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), ^uintptr(0), 0, 0)
+	busy := 0
+	// It returns when the file is closed.
+	_ = s.raw.Read(func(uintptr) (done bool) {
+		for {
+			wait := syscall.RawSyscall6
+			if busy++; busy == busyBatches {
+				// A call that the scheduler knows of wakes its monitor, which
+				// looks after the other goroutines while this one is busy.
+				busy, wait = 0, syscall.Syscall6
+				runtime.Gosched()
+			}
+			n, _, errno := wait(unix.SYS_EPOLL_PWAIT, uintptr(s.epoll),
+				uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), 0, 0, 0)
 			if errno == unix.EINTR {
 				continue
 			}
 			if errno != 0 {
 				panic(fmt.Sprintf("BUG: epoll_pwait: %v", errno))
 			}
-		}
-		for i := range events[:n] {
-			e := &events[i]
-			if uint32(e.Fd) == stopSlot {
-				return
+			if n == 0 {
+				busy = 0
+				return false
 			}
-			s.dispatch(uint32(e.Fd), uint32(e.Pad), e.Events)
+			for i := range events[:n] {
+				e := &events[i]
+				s.dispatch(uint32(e.Fd), uint32(e.Pad), e.Events)
+			}
 		}
-	}
+	})
 }
 
 func (s *shard) dispatch(slot, gen, events uint32) {
@@ -125,11 +151,11 @@ func (s *shard) dispatch(slot, gen, events uint32) {
 		w.mu.Unlock()
 		return
 	}
-	if w.wakes != nil {
-		w.wakes.wake()
-	}
-	ready := w.ready
+	wakes, ready := w.wakes, w.ready
 	w.mu.Unlock()
+	if wakes != nil {
+		wakes.wake()
+	}
 	if ready != nil {
 		ready(w, events)
 	}
@@ -150,15 +176,15 @@ func (s *shard) watch(fd int) *watch {
 	return w
 }
 
-// arm watches for events and has ready called on the shard's thread. What was
+// arm watches for events and has ready called on the shard's goroutine. What was
 // armed before is forgotten, but a call of it that has already begun may still
 // be running: ready functions look for themselves whether they are meant.
 func (w *watch) arm(events uint32, ready func(w *watch, events uint32)) error {
 	return w.set(events, nil, ready)
 }
 
-// armWake has c woken once, by the first of events. After the next arm or
-// forget it never is.
+// armWake has c woken once, by the first of events. A wake that has begun may
+// still come after the next arm or forget.
 func (w *watch) armWake(events uint32, c *conn) error {
 	return w.set(events|unix.EPOLLONESHOT, c, nil)
 }

@@ -1,5 +1,7 @@
 package proxy
 
+import "time"
+
 // This file is the contract between the relay and the kernel datapath. The
 // agent implements it over package bpf; a nil Joiner means that every response
 // is copied.
@@ -97,6 +99,8 @@ type Carried struct {
 	// Stale: the engine's socket may hold bytes that were carried as well. It
 	// must neither be read nor used for another response.
 	Stale bool
+	// Stalled is for how long the client has kept the kernel from going on.
+	Stalled time.Duration
 }
 
 // Frames is the state of a response body's framing between two bytes. The BPF

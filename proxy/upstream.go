@@ -21,6 +21,7 @@ type upstream struct {
 	idle   []*engineConn
 	timer  *time.Timer // closes connections that have been idle too long
 	closed bool
+	event  func(w *watch, events uint32) // idleEvent, made once
 
 	addrs    []netip.AddrPort
 	resolved time.Time // zero: addrs never expire
@@ -57,6 +58,7 @@ func NewReplica(slot int, id string, rawURL string) (*Replica, error) {
 		Host:     u.Host,
 		BasePath: strings.TrimRight(u.EscapedPath(), "/"),
 	}
+	r.upstream.event = r.idleEvent
 	if addr, err := netip.ParseAddrPort(r.Addr); err == nil {
 		r.upstream.addrs = []netip.AddrPort{addr}
 	}
@@ -157,7 +159,7 @@ func (e *engineConn) put() {
 		}
 	}
 	// Armed under mu, so that whoever takes it arms it afterwards.
-	err := e.w.arm(unix.EPOLLIN|unix.EPOLLRDHUP|unix.EPOLLONESHOT, e.replica.idleEvent)
+	err := e.w.arm(unix.EPOLLIN|unix.EPOLLRDHUP|unix.EPOLLONESHOT, u.event)
 	u.mu.Unlock()
 	if err != nil {
 		e.replica.idleEvent(e.w, 0)

@@ -655,3 +655,69 @@ func TestDatapathDrains(t *testing.T) {
 		t.Errorf("left behind: %v", pins)
 	}
 }
+
+// TestDatapathStallTimeout: a client that takes nothing for longer than it may
+// is cut in both tiers, and its engine freed: in the packet tier the engine
+// would wait for ever, told by the client's kernel that its window is closed.
+func TestDatapathStallTimeout(t *testing.T) {
+	for _, tier := range []string{"packet", "copy"} {
+		t.Run(tier, func(t *testing.T) {
+			l := newLab(t, labOptions{})
+			s := l.sim(simulator.Config{ZeroLatency: true})
+			file := filepath.Join(t.TempDir(), "config.yaml")
+			l.check(os.WriteFile(file, []byte("server: {stall_timeout: 2s}\n"), 0o600))
+			n := l.start(tier, []string{s.URL()}, "--config", file)
+			c, err := l.open(n.addr, simulator.Raw{Seed: 7, Chunks: 4096, Max: 32768, IntervalUS: 200}, 0)
+			l.check(err)
+			defer c.Close()
+			l.check(c.head())
+			// One that only waits for its next token is none of these.
+			idle, err := l.open(n.addr, simulator.Raw{Seed: 8, Chunks: 2, Max: 300, IntervalUS: 3_000_000}, 0)
+			l.check(err)
+			defer idle.Close()
+			l.check(idle.head())
+			time.Sleep(1500 * time.Millisecond)
+			if s.Running() != 2 {
+				t.Fatalf("%d requests run at the engine before the time is over", s.Running())
+			}
+			l.eventually(10*time.Second, func() bool { return s.Running() == 1 },
+				func() string { return fmt.Sprintf("%d requests run at the engine; %+v", s.Running(), n.datapath()) })
+			l.check(idle.rest())
+		})
+	}
+}
+
+// TestDatapathSlowClientAtShutdown: an agent that ends leaves answers in its
+// sockets' queues, whose numbers the programs have to correct until a slow
+// client has them.
+func TestDatapathSlowClientAtShutdown(t *testing.T) {
+	l := newLab(t, labOptions{delay: 800 * time.Millisecond})
+	s := l.sim(simulator.Config{ZeroLatency: true})
+	n := l.start("packet", []string{s.URL()})
+	c, err := l.open(n.addr, simulator.Raw{Seed: 1, Chunks: 8, Max: 150, IntervalUS: 400000}, 8192)
+	l.check(err)
+	defer c.Close()
+	c.SetReadDeadline(time.Now().Add(30 * time.Second))
+	l.check(c.head())
+	l.check(c.rest())
+	if d := n.datapath(); d.Kernel.Bytes == 0 {
+		t.Fatalf("the kernel has carried nothing: %+v", d)
+	}
+	answer := func(i int) simulator.Raw {
+		return simulator.Raw{Seed: uint64(50 + i), Chunks: 1, Max: 16000, Length: "fixed"}
+	}
+	const more = 4
+	for i := range more {
+		l.check(ask(c.TCPConn, answer(i)))
+	}
+	l.eventually(10*time.Second, func() bool { return n.datapath().Running == 0 && s.Running() == 0 },
+		func() string { return "requests still run" })
+	if tx, _ := l.queued(l.sockets(l.proxy), 8080); tx == 0 {
+		t.Fatal("nothing is queued for the client, so nothing is tested")
+	}
+	n.cmd.Process.Signal(syscall.SIGTERM)
+	br := bufio.NewReader(c.TCPConn)
+	for i := range more {
+		l.check(receive(br, answer(i)))
+	}
+}
