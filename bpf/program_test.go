@@ -188,7 +188,7 @@ func (w *world) begin(d *datadriven.TestData) {
 	if d.HasArg("ts-back-unknown") {
 		m.tsBackKnown = 0
 	}
-	m.tsClient = number("ts-client", 900)
+	m.tsClient, m.eClock = number("ts-client", 900), number("e-clock", 0)
 	m.mss, m.sack, m.window = number("mss", 1460), uint8(number("sack", 1)), number("window", 64)
 	m.cSndScale, m.cRcvScale = uint8(number("c-snd-scale", 7)), uint8(number("c-rcv-scale", 7))
 	m.eSndScale, m.eRcvScale = uint8(number("e-snd-scale", 7)), uint8(number("e-rcv-scale", 7))

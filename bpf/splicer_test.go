@@ -330,3 +330,55 @@ func TestSocketState(t *testing.T) {
 		t.Errorf("%d closing connections, want the one in TIME_WAIT", c.Closing)
 	}
 }
+
+// TestFull: when ids run out connections and responses are refused with a
+// reason, and ids that come back serve again.
+func TestFull(t *testing.T) {
+	s := newSplicer(t, Options{MaxSplices: 2}) // one splice, three connections
+	if err := s.Attach(1, false, true); err != nil {
+		t.Fatal(err)
+	}
+	r := newRelayed(t, s, "tcp4", "127.0.0.1:0")
+	p, why := s.Join(r.cid, r.eid, func() {})
+	if p == nil {
+		t.Fatal(why)
+	}
+	if q, why := s.Join(r.cid, r.eid, func() {}); q != nil || why != WhyFull {
+		t.Fatalf("a second splice of one: %v, %q", q, why)
+	}
+	p.Part()
+	if p, why = s.Join(r.cid, r.eid, func() {}); p == nil {
+		t.Fatal("after Part: ", why)
+	}
+	p.Part()
+	_, third := pair(t, "tcp4", "127.0.0.1:0")
+	id, why := s.Enter(fd(t, third), -1)
+	if id == 0 {
+		t.Fatal(why)
+	}
+	_, fourth := pair(t, "tcp4", "127.0.0.1:0")
+	if none, why := s.Enter(fd(t, fourth), -1); none != 0 || why != WhyFull {
+		t.Fatalf("a fourth connection of three: %d, %q", none, why)
+	}
+	s.Leave(id)
+	if id, why := s.Enter(fd(t, fourth), -1); id == 0 {
+		t.Fatal("after Leave: ", why)
+	}
+}
+
+// TestUnseen: a connection that was made before the programs watched is never
+// spliced.
+func TestUnseen(t *testing.T) {
+	s := newSplicer(t, Options{})
+	_, early := pair(t, "tcp4", "127.0.0.1:0")
+	if err := s.Attach(1, false, true); err != nil {
+		t.Fatal(err)
+	}
+	if id, why := s.Enter(fd(t, early), -1); id != 0 || why != WhyUnseen {
+		t.Errorf("entered as %d, %q", id, why)
+	}
+	_, late := pair(t, "tcp4", "127.0.0.1:0")
+	if id, why := s.Enter(fd(t, late), -1); id == 0 {
+		t.Error(why)
+	}
+}

@@ -96,6 +96,22 @@ func TestPacketTierByteExact(t *testing.T) {
 	if d.Kernel.Bytes == 0 || d.Kernel.Ended < uint64(good)/2 {
 		t.Errorf("the kernel carried too little: %+v", d)
 	}
+	page, err := n.get("/metrics")
+	l.check(err)
+	for _, want := range []string{
+		fmt.Sprintf("inferrail_kernel_packets_total{replica=\"e0\"} %d\n", d.Kernel.Packets),
+		fmt.Sprintf("inferrail_kernel_splices_total{replica=\"e0\"} %d\n", d.Kernel.Splices),
+		fmt.Sprintf("inferrail_kernel_responses_ended_total{replica=\"e0\"} %d\n", d.Kernel.Ended),
+		// One gap less than packets in each splice.
+		fmt.Sprintf("inferrail_inter_token_seconds_count{replica=\"e0\"} %d\n", d.Kernel.Packets-d.Kernel.Splices),
+		"inferrail_kernel_refusals_total{",
+		"inferrail_kernel_stream_seconds_total{",
+		"inferrail_datapath_tier{tier=\"packet\"} 1\n",
+	} {
+		if !bytes.Contains(page.body, []byte(want)) {
+			t.Errorf("/metrics lacks %s", want)
+		}
+	}
 }
 
 // TestDatapathKeepAlive: ten thousand responses over few client and engine
