@@ -69,8 +69,14 @@ func newConn(s *Server, tcp *net.TCPConn) (*conn, error) {
 	if err := raw.Control(func(fd uintptr) { c.fd = int(fd) }); err != nil {
 		return nil, err
 	}
+	// Not vital. Without it the kernel takes up to tcp_wmem.
+	_ = unix.SetsockoptInt(c.fd, unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, clientQueue)
 	return c, nil
 }
+
+// clientQueue bounds what the kernel holds for a client beyond what is on its
+// way there.
+const clientQueue = 256 << 10
 
 // clientReader reads a client's socket as its net.TCPConn would, deadlines
 // included, but with calls that the scheduler does not know of: one that it

@@ -260,8 +260,9 @@ func TestDatapathFarClient(t *testing.T) {
 	if good != 100 || d.Kernel.Ended < 98 {
 		t.Errorf("%d of 100 responses, %d ended in the kernel", good, d.Kernel.Ended)
 	}
-	if reads := d.Wakeups; reads > 2*100 {
-		t.Errorf("%d userspace reads for 100 responses", reads)
+	// One or two reads, and one wake-up for the end.
+	if d.Wakeups > 3*100 {
+		t.Errorf("userspace was woken %d times for 100 responses", d.Wakeups)
 	}
 }
 
