@@ -35,8 +35,8 @@ struct too_big6 {
 };
 
 /* carried_at finds the splice that carried the byte seq of the connection t,
- * as the client counts, and whose client may still miss it. */
-static __always_inline struct splice *carried_at(struct tuple *t, __u32 seq, struct conn **e)
+ * as the client counts, and whose client may still miss it; and the conns. */
+static __always_inline struct splice *carried_at(struct tuple *t, __u32 seq, struct conn **client, struct conn **e)
 {
 	__u32 *id = bpf_map_lookup_elem(&flows, t);
 	if (!id)
@@ -44,11 +44,12 @@ static __always_inline struct splice *carried_at(struct tuple *t, __u32 seq, str
 	struct conn *c = bpf_map_lookup_elem(&conns, id);
 	if (!c || (c->flags & CONN_ENGINE))
 		return 0;
+	*client = c;
 	__u32 sid = c->splice;
 	struct splice *s = sid ? bpf_map_lookup_elem(&splices, &sid) : 0;
 	if (!s)
 		return 0;
-	__u64 w = *(volatile __u64 *)&s->word;
+	__u64 w = load(s);
 	if (!carrying(STATE(w)) || seq - s->c_start >= NEXT(w) - s->e_start)
 		return 0;
 	__u32 eid = s->engine;
@@ -99,6 +100,27 @@ static __noinline int pass_on(struct __sk_buff *skb, __u32 l3, struct conn *e)
 	return redirect(skb, &p, e);
 }
 
+/* own_packet makes a message about a packet of the client's socket one that
+ * the socket recognises: it is about the number on the wire. */
+static __noinline int own_packet(struct __sk_buff *skb, struct conn *c, __u32 check_off, __u32 seq_off)
+{
+	__u16 check;
+	__be32 seq, now;
+	__u32 sid = c->splice;
+	struct splice *s = sid ? bpf_map_lookup_elem(&splices, &sid) : 0;
+	__u32 shift = top(s, c, s ? load(s) : 0);
+	if (!shift)
+		return TC_NEXT;
+	if (bpf_skb_load_bytes(skb, check_off, &check, 2) || bpf_skb_load_bytes(skb, seq_off, &seq, 4))
+		return TC_NEXT;
+	now = bpf_htonl(local_ack(c, shift, bpf_ntohl(seq)));
+	check = update_sum(check, seq, now);
+	bpf_skb_store_bytes(skb, seq_off, &now, 4, BPF_F_RECOMPUTE_CSUM);
+	bpf_skb_store_bytes(skb, check_off, &check, 2, BPF_F_RECOMPUTE_CSUM);
+	skb->mark = mark;
+	return TC_NEXT;
+}
+
 static __noinline int too_big4(struct __sk_buff *skb, __u32 l3)
 {
 	struct iphdr outer;
@@ -111,10 +133,10 @@ static __noinline int too_big4(struct __sk_buff *skb, __u32 l3)
 	struct tuple t = { .remote = { 0, 0, bpf_htonl(0xffff), m.ip.daddr },
 			   .local = { 0, 0, bpf_htonl(0xffff), m.ip.saddr },
 			   .rport = m.dest, .lport = m.source };
-	struct conn *e = 0;
-	struct splice *s = carried_at(&t, bpf_ntohl(m.seq), &e);
+	struct conn *c = 0, *e = 0;
+	struct splice *s = carried_at(&t, bpf_ntohl(m.seq), &c, &e);
 	if (!s)
-		return TC_NEXT;
+		return c ? own_packet(skb, c, l3 + V4 + 2, l3 + V4 + sizeof(m) - 4) : TC_NEXT;
 	smaller_path(s, bpf_ntohs(m.mtu), V4 + HEAD_PLAIN);
 	if (bpf_ntohs(m.mtu) < LEAST_MTU4)
 		return TC_NEXT;
@@ -146,10 +168,10 @@ static __noinline int too_big6(struct __sk_buff *skb, __u32 l3)
 	struct tuple t = { .rport = m.dest, .lport = m.source };
 	__builtin_memcpy(t.remote, &m.ip.daddr, 16);
 	__builtin_memcpy(t.local, &m.ip.saddr, 16);
-	struct conn *e = 0;
-	struct splice *s = carried_at(&t, bpf_ntohl(m.seq), &e);
+	struct conn *c = 0, *e = 0;
+	struct splice *s = carried_at(&t, bpf_ntohl(m.seq), &c, &e);
 	if (!s)
-		return TC_NEXT;
+		return c ? own_packet(skb, c, l3 + V6 + 2, l3 + V6 + sizeof(m) - 4) : TC_NEXT;
 	smaller_path(s, bpf_ntohl(m.mtu), V6 + HEAD_PLAIN);
 	if (bpf_ntohl(m.mtu) < LEAST_MTU6)
 		return TC_NEXT;

@@ -306,10 +306,14 @@ func TestDatapathSmallPath(t *testing.T) {
 		s := l.sim(simulator.Config{ZeroLatency: true, Host: v.engine})
 		n := l.start("packet", []string{s.URL()})
 		good := n.load(v.addr, 5, 10, 20*time.Second, func(k, i int) simulator.Raw {
+			if i%3 == 1 {
+				// Small enough to be copied: the packets are the agent's own.
+				return simulator.Raw{Seed: uint64(k*1000 + i), Chunks: 1, Max: 15000, Length: "fixed"}
+			}
 			return simulator.Raw{Seed: uint64(k*1000 + i), Chunks: 30, Max: 6000, IntervalUS: 1000}
 		})
 		d := n.datapath()
-		if good != 50 || d.Kernel.Pauses["pmtu"] == 0 || d.Kernel.Bytes < 50*30*3000/2 {
+		if good != 50 || d.Kernel.Pauses["pmtu"] == 0 || d.Kernel.Bytes < 35*30*3000/2 {
 			t.Errorf("%s: %d of 50 responses, %+v", v.addr, good, d)
 		}
 		t.Logf("%+v", d)
