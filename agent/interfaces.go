@@ -255,11 +255,13 @@ func (w *interfaceWatch) run(ctx context.Context, links chan netlink.LinkUpdate,
 			if !ok {
 				links = nil
 			}
+			w.changed()
 			due = time.After(settle)
 		case _, ok := <-routes:
 			if !ok {
 				routes = nil
 			}
+			w.changed()
 			due = time.After(settle)
 		case <-w.kick:
 			due = time.After(0)
@@ -271,6 +273,13 @@ func (w *interfaceWatch) run(ctx context.Context, links chan netlink.LinkUpdate,
 				w.log.Warn("cannot look at interfaces", "err", err)
 			}
 		}
+	}
+}
+
+// changed tells the programs at once that packets may have to go elsewhere.
+func (w *interfaceWatch) changed() {
+	if err := w.a.s.RoutesChanged(); err != nil {
+		w.log.Warn("the datapath may send by old routes", "err", err)
 	}
 }
 

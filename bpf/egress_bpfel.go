@@ -27,6 +27,7 @@ const (
 	egressProgEgressEthernet = "egress_ethernet"
 	egressProgEgressLayer3   = "egress_layer3"
 	egressVarMark            = "mark"
+	egressVarRouteGeneration = "route_generation"
 	egressVarUseBpfLoop      = "use_bpf_loop"
 )
 
@@ -94,8 +95,9 @@ type egressMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type egressVariableSpecs struct {
-	Mark       *ebpf.VariableSpec `ebpf:"mark"`
-	UseBpfLoop *ebpf.VariableSpec `ebpf:"use_bpf_loop"`
+	Mark            *ebpf.VariableSpec `ebpf:"mark"`
+	RouteGeneration *ebpf.VariableSpec `ebpf:"route_generation"`
+	UseBpfLoop      *ebpf.VariableSpec `ebpf:"use_bpf_loop"`
 }
 
 // egressObjects contains all objects after they have been loaded into the kernel.
@@ -145,8 +147,9 @@ func (m *egressMaps) Close() error {
 //
 // It can be passed to loadEgressObjects or ebpf.CollectionSpec.LoadAndAssign.
 type egressVariables struct {
-	Mark       *ebpf.Variable `ebpf:"mark"`
-	UseBpfLoop *ebpf.Variable `ebpf:"use_bpf_loop"`
+	Mark            *ebpf.Variable `ebpf:"mark"`
+	RouteGeneration *ebpf.Variable `ebpf:"route_generation"`
+	UseBpfLoop      *ebpf.Variable `ebpf:"use_bpf_loop"`
 }
 
 // egressPrograms contains all programs after they have been loaded into the kernel.

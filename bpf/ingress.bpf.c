@@ -143,6 +143,37 @@ static __always_inline __u32 segment_of(struct __sk_buff *skb, struct packet *p)
 	return gso && gso < p->len ? gso : p->len;
 }
 
+#define AF_INET 2
+#define AF_INET6 10
+
+/* note_hop notes where the socket of c sends its packets, to spare the packets
+ * that are carried a route look-up each. */
+static __noinline void note_hop(struct conn *c, struct tcp_sock *t)
+{
+	c->hop_family = 0;
+	if (c->flags & (CONN_LOOPBACK | CONN_LAYER3) || c->wire.remote[3] != c->sock.remote[3])
+		return;
+	struct dst_entry *dst = BPF_CORE_READ((struct sock *)t, sk_dst_cache);
+	if (!dst || BPF_CORE_READ(dst, dev, ifindex) != c->ifindex)
+		return;
+	c->hop_generation = route_generation;
+	if (c->flags & CONN_V6) {
+		struct in6_addr gw = BPF_CORE_READ((struct rt6_info *)dst, rt6i_gateway);
+		__u32 *a = gw.in6_u.u6_addr32;
+		__builtin_memcpy(c->hop, a[0] | a[1] | a[2] | a[3] ? a : c->wire.remote, 16);
+		c->hop_family = AF_INET6;
+		return;
+	}
+	__u8 family = BPF_CORE_READ((struct rtable *)dst, rt_gw_family);
+	if (family == 0)
+		c->hop[0] = c->wire.remote[3];
+	else if (family == AF_INET)
+		c->hop[0] = BPF_CORE_READ((struct rtable *)dst, rt_gw4);
+	else
+		return;
+	c->hop_family = AF_INET;
+}
+
 /* look decides from the kernel's own sockets whether the packet may be the
  * first one carried, and fills in what carrying needs. The splice is CLAIMED.
  * frames_why is what its framing had to say, which means something only if the
@@ -238,6 +269,8 @@ static __noinline __u32 look(struct __sk_buff *skb, struct packet *p, struct spl
 	s->ts_back_known = 0;
 	s->ts_client = tc->rx_opt.ts_recent;
 	forward_clock(e, now + te->tsoffset);
+	note_hop(c, tc);
+	note_hop(e, te);
 	why = WHY_NONE;
 out:
 	bpf_sk_release(ck);
@@ -270,6 +303,11 @@ static __always_inline int redirect(struct __sk_buff *skb, struct packet *p, str
 		if (bpf_skb_store_bytes(skb, 0, zero, sizeof(zero), 0))
 			return TC_DROP;
 		return bpf_redirect(c->ifindex, BPF_F_INGRESS);
+	}
+	if (c->hop_family && c->hop_generation == route_generation) {
+		struct bpf_redir_neigh hop = { .nh_family = c->hop_family };
+		__builtin_memcpy(hop.ipv6_nh, c->hop, 16);
+		return bpf_redirect_neigh(c->ifindex, &hop, sizeof(hop), 0);
 	}
 	return bpf_redirect_neigh(c->ifindex, 0, 0, 0);
 }

@@ -27,6 +27,7 @@ const (
 	ingressProgIngressEthernet = "ingress_ethernet"
 	ingressProgIngressLayer3   = "ingress_layer3"
 	ingressVarMark             = "mark"
+	ingressVarRouteGeneration  = "route_generation"
 	ingressVarUseBpfLoop       = "use_bpf_loop"
 )
 
@@ -94,8 +95,9 @@ type ingressMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type ingressVariableSpecs struct {
-	Mark       *ebpf.VariableSpec `ebpf:"mark"`
-	UseBpfLoop *ebpf.VariableSpec `ebpf:"use_bpf_loop"`
+	Mark            *ebpf.VariableSpec `ebpf:"mark"`
+	RouteGeneration *ebpf.VariableSpec `ebpf:"route_generation"`
+	UseBpfLoop      *ebpf.VariableSpec `ebpf:"use_bpf_loop"`
 }
 
 // ingressObjects contains all objects after they have been loaded into the kernel.
@@ -145,8 +147,9 @@ func (m *ingressMaps) Close() error {
 //
 // It can be passed to loadIngressObjects or ebpf.CollectionSpec.LoadAndAssign.
 type ingressVariables struct {
-	Mark       *ebpf.Variable `ebpf:"mark"`
-	UseBpfLoop *ebpf.Variable `ebpf:"use_bpf_loop"`
+	Mark            *ebpf.Variable `ebpf:"mark"`
+	RouteGeneration *ebpf.Variable `ebpf:"route_generation"`
+	UseBpfLoop      *ebpf.Variable `ebpf:"use_bpf_loop"`
 }
 
 // ingressPrograms contains all programs after they have been loaded into the kernel.

@@ -56,8 +56,10 @@ type conn struct {
 	due, early  uint32
 	_           [12]byte
 
-	tsFloor, tsKnown uint32
-	_                [56]byte
+	tsFloor, tsKnown         uint32
+	hopFamily, hopGeneration uint32
+	hop                      [4]uint32
+	_                        [32]byte
 }
 
 // The states of a splice's word (enum state).

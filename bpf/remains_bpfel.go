@@ -16,17 +16,18 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	remainsMapArrivals   = "arrivals"
-	remainsMapConns      = "conns"
-	remainsMapEngines    = "engines"
-	remainsMapEvents     = "events"
-	remainsMapFlows      = "flows"
-	remainsMapSplices    = "splices"
-	remainsMapTails      = "tails"
-	remainsMapWires      = "wires"
-	remainsProgRemains   = "remains"
-	remainsVarMark       = "mark"
-	remainsVarUseBpfLoop = "use_bpf_loop"
+	remainsMapArrivals        = "arrivals"
+	remainsMapConns           = "conns"
+	remainsMapEngines         = "engines"
+	remainsMapEvents          = "events"
+	remainsMapFlows           = "flows"
+	remainsMapSplices         = "splices"
+	remainsMapTails           = "tails"
+	remainsMapWires           = "wires"
+	remainsProgRemains        = "remains"
+	remainsVarMark            = "mark"
+	remainsVarRouteGeneration = "route_generation"
+	remainsVarUseBpfLoop      = "use_bpf_loop"
 )
 
 // loadRemains returns the embedded CollectionSpec for remains.
@@ -92,8 +93,9 @@ type remainsMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type remainsVariableSpecs struct {
-	Mark       *ebpf.VariableSpec `ebpf:"mark"`
-	UseBpfLoop *ebpf.VariableSpec `ebpf:"use_bpf_loop"`
+	Mark            *ebpf.VariableSpec `ebpf:"mark"`
+	RouteGeneration *ebpf.VariableSpec `ebpf:"route_generation"`
+	UseBpfLoop      *ebpf.VariableSpec `ebpf:"use_bpf_loop"`
 }
 
 // remainsObjects contains all objects after they have been loaded into the kernel.
@@ -143,8 +145,9 @@ func (m *remainsMaps) Close() error {
 //
 // It can be passed to loadRemainsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type remainsVariables struct {
-	Mark       *ebpf.Variable `ebpf:"mark"`
-	UseBpfLoop *ebpf.Variable `ebpf:"use_bpf_loop"`
+	Mark            *ebpf.Variable `ebpf:"mark"`
+	RouteGeneration *ebpf.Variable `ebpf:"route_generation"`
+	UseBpfLoop      *ebpf.Variable `ebpf:"use_bpf_loop"`
 }
 
 // remainsPrograms contains all programs after they have been loaded into the kernel.

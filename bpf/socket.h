@@ -2,6 +2,8 @@
  * load (CO-RE), so that one object serves every kernel from 5.15 on. */
 #pragma once
 
+#include <linux/in6.h>
+
 struct rb_root {
 	void *rb_node;
 } __attribute__((preserve_access_index));
@@ -19,6 +21,27 @@ struct tcp_sock {
 	__u64 bytes_received;
 	struct rb_root out_of_order_queue;
 	struct tcp_options_received rx_opt;
+} __attribute__((preserve_access_index));
+
+struct net_device {
+	int ifindex;
+} __attribute__((preserve_access_index));
+
+struct dst_entry {
+	struct net_device *dev;
+} __attribute__((preserve_access_index));
+
+struct rtable {
+	__u8 rt_gw_family; /* 0 when the destination is on the link */
+	__be32 rt_gw4;
+} __attribute__((preserve_access_index));
+
+struct rt6_info {
+	struct in6_addr rt6i_gateway; /* zero when it is on the link */
+} __attribute__((preserve_access_index));
+
+struct sock {
+	struct dst_entry *sk_dst_cache;
 } __attribute__((preserve_access_index));
 
 /* Since 6.7 a route may ask for timestamps in microseconds. */

@@ -71,6 +71,10 @@ struct conn {
 
 	LINE __u32 ts_floor; /* latest timestamp sent in the socket's name */
 	__u32 ts_known;      /* ts_floor is set */
+	/* Where packets to the remote end go first, as the socket's route said
+	 * when route_generation was hop_generation. hop_family 0: not known. */
+	__u32 hop_family, hop_generation;
+	__u32 hop[4];
 };
 
 /* The word of a splice holds its whole moving state, so that one
@@ -260,6 +264,10 @@ volatile const __u32 mark = 0x1f5a0001;
 
 /* Whether the kernel has bpf_loop (5.17). */
 volatile const __u8 use_bpf_loop = 1;
+
+/* Counts changes of routes and interfaces, from 1. Written by userspace. With
+ * each the next hops that were noted are void, and looked up for every packet. */
+volatile __u32 route_generation SEC(".data") = 1;
 
 #define TC_NEXT (-1) /* TCX_NEXT; to a clsact filter it means the same */
 #define TC_DROP 2    /* TCX_DROP */

@@ -40,6 +40,7 @@ type Splicer struct {
 	colls    []*ebpf.Collection
 
 	flows, wires, arrivals, engines *ebpf.Map
+	routes                          *ebpf.Variable // route_generation
 
 	memory  [][]byte
 	conns   []conn   // shared with the programs
@@ -61,14 +62,15 @@ type Splicer struct {
 
 	// mu guards what follows, and the flows map against concurrent changes
 	// from userspace.
-	mu          sync.Mutex
-	devices     map[uint32]device
-	freeConns   queue
-	freeSplices queue
-	closing     []uint32                   // left conns whose kernel socket may still exist
-	carried     map[uint32]*EngineCounters // by slot: what parted splices carried
-	generation  uint32
-	closed      bool
+	mu              sync.Mutex
+	devices         map[uint32]device
+	freeConns       queue
+	freeSplices     queue
+	closing         []uint32                   // left conns whose kernel socket may still exist
+	carried         map[uint32]*EngineCounters // by slot: what parted splices carried
+	generation      uint32
+	routeGeneration uint32
+	closed          bool
 }
 
 // device is an interface the programs watch.
@@ -204,6 +206,9 @@ func (s *Splicer) load(o Options) error {
 	}
 	s.programs[ingressEthernet] = first.Programs["ingress_ethernet"]
 	s.programs[ingressLayer3] = first.Programs["ingress_layer3"]
+	if s.routes = first.Variables["route_generation"]; s.routes == nil {
+		return errors.New("bpf object has no variable route_generation: run make generate")
+	}
 	s.flows, s.wires, s.arrivals, s.engines = first.Maps["flows"], first.Maps["wires"], first.Maps["arrivals"], first.Maps["engines"]
 	if s.conns, err = mapped[conn](s, first.Maps["conns"]); err != nil {
 		return err
@@ -325,6 +330,19 @@ func (s *Splicer) sweep() {
 			}
 		}
 	}
+}
+
+// RoutesChanged tells the programs that a route or an interface has changed, so
+// that they look for themselves where packets have to go. Splices that start
+// later note the new ways.
+func (s *Splicer) RoutesChanged() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.routeGeneration++
+	if err := s.routes.Set(s.routeGeneration + 1); err != nil {
+		return fmt.Errorf("tell the programs of a route change: %w", err)
+	}
+	return nil
 }
 
 func (s *Splicer) readEvents() {

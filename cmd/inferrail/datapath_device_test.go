@@ -269,3 +269,33 @@ func TestDatapathForced(t *testing.T) {
 		}
 	})
 }
+
+// TestDatapathRouteChanges: the way to the client changes under a stream that
+// the kernel carries, and the old one leads nowhere.
+func TestDatapathRouteChanges(t *testing.T) {
+	l := newLab(t, labOptions{pathMTU: 1500})
+	s := l.sim(simulator.Config{ZeroLatency: true})
+	n := l.start("packet", []string{s.URL()})
+	ip := func(ns netns.NsHandle, args string) {
+		t.Helper()
+		var out []byte
+		var err error
+		l.in(ns, func() { out, err = exec.Command("ip", strings.Fields(args)...).CombinedOutput() })
+		if err != nil {
+			t.Fatalf("ip %s: %v\n%s", args, err, out)
+		}
+	}
+	c, err := l.open(n.addr, simulator.Raw{Seed: 3, Chunks: 40, Max: 300, IntervalUS: 50_000}, 0)
+	l.check(err)
+	defer c.Close()
+	l.check(c.head())
+	l.eventually(5*time.Second, func() bool { return n.datapath().Now.Active == 1 }, func() string { return "not carried" })
+	ip(l.router, "addr add 10.9.1.253/24 dev r0")
+	ip(l.proxy, "route replace 10.9.3.0/24 via 10.9.1.253")
+	ip(l.proxy, "neigh replace 10.9.1.254 lladdr 02:00:00:00:00:99 dev p0 nud permanent")
+	c.SetReadDeadline(time.Now().Add(10 * time.Second))
+	l.check(c.rest())
+	if d := n.datapath(); d.Kernel.Ended != 1 || len(d.Kernel.Pauses) > 0 {
+		t.Errorf("the kernel did not carry on: %+v", d)
+	}
+}

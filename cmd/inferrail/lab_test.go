@@ -53,6 +53,7 @@ func TestMain(m *testing.M) {
 type lab struct {
 	t                     *testing.T
 	client, proxy, engine netns.NsHandle
+	router                netns.NsHandle // with labOptions.pathMTU
 	o                     labOptions
 	stderr                *bytes.Buffer
 }
@@ -152,6 +153,7 @@ func (l *lab) route(mtu int) {
 	router, err := netns.New()
 	l.check(err)
 	l.t.Cleanup(func() { router.Close() })
+	l.router = router
 	os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644)
 	os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0o644)
 	l.o.noOffload = true
