@@ -56,7 +56,7 @@ func (s *Splicer) Enter(fd, engine int) (id uint32, why string) {
 		return 0, WhyFull
 	}
 	s.conns[id] = c
-	if s.flows.Put(unsafe.Pointer(&c.wire), unsafe.Pointer(&id)) != nil {
+	if !s.putFlowLocked(id) {
 		s.freeConns.put(id)
 		return 0, WhyFull
 	}
@@ -120,11 +120,7 @@ func (s *Splicer) Leave(id uint32) {
 }
 
 func (s *Splicer) freeConnLocked(id uint32) {
-	c := &s.conns[id]
-	var owner uint32
-	if s.flows.Lookup(unsafe.Pointer(&c.wire), unsafe.Pointer(&owner)) == nil && owner == id {
-		s.flows.Delete(unsafe.Pointer(&c.wire))
-	}
+	s.dropFlowLocked(id)
 	s.freeConns.put(id)
 }
 

@@ -14,6 +14,7 @@
 
 #include "splice.h"
 #include "packet.h"
+#include "flow.h"
 
 char LICENSE[] SEC("license") = "Dual MIT/GPL";
 
@@ -31,7 +32,7 @@ static __always_inline int note_wire(struct __sk_buff *skb, struct packet *p)
 	}
 	/* The kernel opens this tuple anew, so whatever had it is gone: also a
 	 * connection of an agent that was killed, which nobody has left. */
-	bpf_map_delete_elem(&flows, &p->tuple);
+	find_flow(&p->tuple, 1);
 	return TC_NEXT;
 }
 
@@ -69,10 +70,7 @@ static __always_inline int egress(struct __sk_buff *skb, __u32 l3)
 		return TC_NEXT;
 	if (p.head.flags & SYN)
 		return note_wire(skb, &p);
-	__u32 *id = bpf_map_lookup_elem(&flows, &p.tuple);
-	if (!id)
-		return TC_NEXT;
-	struct conn *c = bpf_map_lookup_elem(&conns, id);
+	struct conn *c = find_flow(&p.tuple, 0);
 	if (!c)
 		return TC_NEXT;
 	__u32 sid = c->splice;

@@ -26,6 +26,8 @@ const (
 	egressMapWires           = "wires"
 	egressProgEgressEthernet = "egress_ethernet"
 	egressProgEgressLayer3   = "egress_layer3"
+	egressVarFlowMask        = "flow_mask"
+	egressVarFlowSeed        = "flow_seed"
 	egressVarMark            = "mark"
 	egressVarRouteGeneration = "route_generation"
 	egressVarUseBpfLoop      = "use_bpf_loop"
@@ -95,6 +97,8 @@ type egressMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type egressVariableSpecs struct {
+	FlowMask        *ebpf.VariableSpec `ebpf:"flow_mask"`
+	FlowSeed        *ebpf.VariableSpec `ebpf:"flow_seed"`
 	Mark            *ebpf.VariableSpec `ebpf:"mark"`
 	RouteGeneration *ebpf.VariableSpec `ebpf:"route_generation"`
 	UseBpfLoop      *ebpf.VariableSpec `ebpf:"use_bpf_loop"`
@@ -147,6 +151,8 @@ func (m *egressMaps) Close() error {
 //
 // It can be passed to loadEgressObjects or ebpf.CollectionSpec.LoadAndAssign.
 type egressVariables struct {
+	FlowMask        *ebpf.Variable `ebpf:"flow_mask"`
+	FlowSeed        *ebpf.Variable `ebpf:"flow_seed"`
 	Mark            *ebpf.Variable `ebpf:"mark"`
 	RouteGeneration *ebpf.Variable `ebpf:"route_generation"`
 	UseBpfLoop      *ebpf.Variable `ebpf:"use_bpf_loop"`

@@ -17,6 +17,7 @@
 #include "splice.h"
 #include "socket.h"
 #include "packet.h"
+#include "flow.h"
 #include "frames.h"
 
 char LICENSE[] SEC("license") = "Dual MIT/GPL";
@@ -736,7 +737,6 @@ static __always_inline int ingress(struct __sk_buff *skb, __u32 l3)
 	struct packet p;
 	if (!read_packet(skb, l3, 1, &p))
 		return too_big(skb, l3);
-	__u32 *id = bpf_map_lookup_elem(&flows, &p.tuple);
 	if (p.head.flags & SYN) {
 		__u32 ifindex = skb->ifindex;
 		bpf_map_update_elem(&arrivals, &p.tuple, &ifindex, BPF_ANY);
@@ -744,9 +744,7 @@ static __always_inline int ingress(struct __sk_buff *skb, __u32 l3)
 		 * with one of its own (egress). */
 		return TC_NEXT;
 	}
-	if (!id)
-		return TC_NEXT;
-	struct conn *c = bpf_map_lookup_elem(&conns, id);
+	struct conn *c = find_flow(&p.tuple, 0);
 	if (!c)
 		return TC_NEXT;
 	if (c->flags & CONN_ENGINE)

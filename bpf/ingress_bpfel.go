@@ -26,6 +26,8 @@ const (
 	ingressMapWires            = "wires"
 	ingressProgIngressEthernet = "ingress_ethernet"
 	ingressProgIngressLayer3   = "ingress_layer3"
+	ingressVarFlowMask         = "flow_mask"
+	ingressVarFlowSeed         = "flow_seed"
 	ingressVarMark             = "mark"
 	ingressVarRouteGeneration  = "route_generation"
 	ingressVarUseBpfLoop       = "use_bpf_loop"
@@ -95,6 +97,8 @@ type ingressMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type ingressVariableSpecs struct {
+	FlowMask        *ebpf.VariableSpec `ebpf:"flow_mask"`
+	FlowSeed        *ebpf.VariableSpec `ebpf:"flow_seed"`
 	Mark            *ebpf.VariableSpec `ebpf:"mark"`
 	RouteGeneration *ebpf.VariableSpec `ebpf:"route_generation"`
 	UseBpfLoop      *ebpf.VariableSpec `ebpf:"use_bpf_loop"`
@@ -147,6 +151,8 @@ func (m *ingressMaps) Close() error {
 //
 // It can be passed to loadIngressObjects or ebpf.CollectionSpec.LoadAndAssign.
 type ingressVariables struct {
+	FlowMask        *ebpf.Variable `ebpf:"flow_mask"`
+	FlowSeed        *ebpf.Variable `ebpf:"flow_seed"`
 	Mark            *ebpf.Variable `ebpf:"mark"`
 	RouteGeneration *ebpf.Variable `ebpf:"route_generation"`
 	UseBpfLoop      *ebpf.Variable `ebpf:"use_bpf_loop"`

@@ -147,7 +147,7 @@ func checkMirrors(maps map[string]*ebpf.MapSpec) error {
 		{"conns", 4, unsafe.Sizeof(conn{})},
 		{"splices", 4, unsafe.Sizeof(splice{})},
 		{"tails", 4, unsafe.Sizeof(tail{})},
-		{"flows", unsafe.Sizeof(tuple{}), 4},
+		{"flows", 4, unsafe.Sizeof(bucket{})},
 		{"wires", 8, unsafe.Sizeof(wire{})},
 		{"arrivals", unsafe.Sizeof(tuple{}), 4},
 		{"engines", 4, unsafe.Sizeof(refusals{})},

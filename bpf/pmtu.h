@@ -38,10 +38,7 @@ struct too_big6 {
  * as the client counts, and whose client may still miss it; and the conns. */
 static __always_inline struct splice *carried_at(struct tuple *t, __u32 seq, struct conn **client, struct conn **e)
 {
-	__u32 *id = bpf_map_lookup_elem(&flows, t);
-	if (!id)
-		return 0;
-	struct conn *c = bpf_map_lookup_elem(&conns, id);
+	struct conn *c = find_flow(t, 0);
 	if (!c || (c->flags & CONN_ENGINE))
 		return 0;
 	*client = c;

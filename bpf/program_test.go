@@ -85,7 +85,6 @@ type world struct {
 	id       uint32
 	m        *splice
 	v6       bool
-	flows    []tuple // to be forgotten before the next splice
 }
 
 const testSlot = 7
@@ -205,15 +204,16 @@ func (w *world) pair() {
 
 // enter does what Splicer.Enter does, without sockets.
 func (w *world) enter(c, e conn) {
-	for _, f := range w.flows {
-		w.s.flows.Delete(&f)
+	w.s.mu.Lock()
+	defer w.s.mu.Unlock()
+	for _, id := range []uint32{w.cid, w.eid} {
+		w.s.dropFlowLocked(id)
 	}
 	w.m = &w.s.splices[w.id]
 	w.s.conns[w.cid], w.s.conns[w.eid] = c, e
-	w.flows = []tuple{c.wire, e.wire}
-	for i, id := range []uint32{w.cid, w.eid} {
-		if err := w.s.flows.Put(&w.flows[i], &id); err != nil {
-			w.t.Fatal(err)
+	for _, id := range []uint32{w.cid, w.eid} {
+		if !w.s.putFlowLocked(id) {
+			w.t.Fatal("no room for a flow")
 		}
 	}
 }

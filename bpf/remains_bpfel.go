@@ -25,6 +25,8 @@ const (
 	remainsMapTails           = "tails"
 	remainsMapWires           = "wires"
 	remainsProgRemains        = "remains"
+	remainsVarFlowMask        = "flow_mask"
+	remainsVarFlowSeed        = "flow_seed"
 	remainsVarMark            = "mark"
 	remainsVarRouteGeneration = "route_generation"
 	remainsVarUseBpfLoop      = "use_bpf_loop"
@@ -93,6 +95,8 @@ type remainsMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type remainsVariableSpecs struct {
+	FlowMask        *ebpf.VariableSpec `ebpf:"flow_mask"`
+	FlowSeed        *ebpf.VariableSpec `ebpf:"flow_seed"`
 	Mark            *ebpf.VariableSpec `ebpf:"mark"`
 	RouteGeneration *ebpf.VariableSpec `ebpf:"route_generation"`
 	UseBpfLoop      *ebpf.VariableSpec `ebpf:"use_bpf_loop"`
@@ -145,6 +149,8 @@ func (m *remainsMaps) Close() error {
 //
 // It can be passed to loadRemainsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type remainsVariables struct {
+	FlowMask        *ebpf.Variable `ebpf:"flow_mask"`
+	FlowSeed        *ebpf.Variable `ebpf:"flow_seed"`
 	Mark            *ebpf.Variable `ebpf:"mark"`
 	RouteGeneration *ebpf.Variable `ebpf:"route_generation"`
 	UseBpfLoop      *ebpf.Variable `ebpf:"use_bpf_loop"`

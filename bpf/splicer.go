@@ -3,6 +3,7 @@ package bpf
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -39,13 +40,16 @@ type Splicer struct {
 	remains  *ebpf.Program
 	colls    []*ebpf.Collection
 
-	flows, wires, arrivals, engines *ebpf.Map
-	routes                          *ebpf.Variable // route_generation
+	wires, arrivals, engines *ebpf.Map
+	routes                   *ebpf.Variable // route_generation
 
 	memory  [][]byte
 	conns   []conn   // shared with the programs
 	splices []splice // shared with the programs
 	tails   []tail   // shared with the programs
+	flows   []bucket // shared with the programs; the length is a power of two
+
+	flowSeed uint32
 
 	live []atomic.Pointer[Splice] // by splice id
 
@@ -60,7 +64,7 @@ type Splicer struct {
 
 	pinDir string
 
-	// mu guards what follows, and the flows map against concurrent changes
+	// mu guards what follows, and flows against concurrent changes
 	// from userspace.
 	mu              sync.Mutex
 	devices         map[uint32]device
@@ -153,6 +157,11 @@ func (s *Splicer) load(o Options) error {
 	if err != nil {
 		return err
 	}
+	buckets := uint32(1)
+	for buckets*uint32(len(bucket{}.slots)) < uint32(8*o.MaxSplices) {
+		buckets *= 2
+	}
+	s.flowSeed = rand.Uint32()
 	for _, spec := range []*ebpf.CollectionSpec{in, out, rem} {
 		if err := checkMirrors(spec.Maps); err != nil {
 			return err
@@ -160,7 +169,15 @@ func (s *Splicer) load(o Options) error {
 		spec.Maps["conns"].MaxEntries = uint32(2 * o.MaxSplices)
 		spec.Maps["splices"].MaxEntries = uint32(o.MaxSplices)
 		spec.Maps["tails"].MaxEntries = uint32(o.MaxSplices)
-		spec.Maps["flows"].MaxEntries = uint32(4 * o.MaxSplices)
+		// A quarter of the slots is used at most, so that hardly a bucket fills.
+		spec.Maps["flows"].MaxEntries = buckets
+		for name, value := range map[string]uint32{"flow_mask": buckets - 1, "flow_seed": s.flowSeed} {
+			if v := spec.Variables[name]; v != nil {
+				if err := v.Set(value); err != nil {
+					return err
+				}
+			}
+		}
 		if v := spec.Variables["mark"]; v != nil {
 			if err := v.Set(o.Mark); err != nil {
 				return err
@@ -209,11 +226,14 @@ func (s *Splicer) load(o Options) error {
 	if s.routes = first.Variables["route_generation"]; s.routes == nil {
 		return errors.New("bpf object has no variable route_generation: run make generate")
 	}
-	s.flows, s.wires, s.arrivals, s.engines = first.Maps["flows"], first.Maps["wires"], first.Maps["arrivals"], first.Maps["engines"]
+	s.wires, s.arrivals, s.engines = first.Maps["wires"], first.Maps["arrivals"], first.Maps["engines"]
 	if s.conns, err = mapped[conn](s, first.Maps["conns"]); err != nil {
 		return err
 	}
 	if s.splices, err = mapped[splice](s, first.Maps["splices"]); err != nil {
+		return err
+	}
+	if s.flows, err = mapped[bucket](s, first.Maps["flows"]); err != nil {
 		return err
 	}
 	if s.tails, err = mapped[tail](s, first.Maps["tails"]); err != nil {
