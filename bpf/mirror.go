@@ -56,10 +56,8 @@ type conn struct {
 	due, early  uint32
 	_           [12]byte
 
-	tsFloor, tsKnown         uint32
-	hopFamily, hopGeneration uint32
-	hop                      [4]uint32
-	_                        [32]byte
+	tsFloor, tsKnown uint32
+	_                [56]byte // the next hop, which only programs use
 }
 
 // The states of a splice's word (enum state).
