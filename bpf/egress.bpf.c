@@ -38,7 +38,8 @@ static __always_inline int note_wire(struct __sk_buff *skb, struct packet *p)
 
 /* release ends the kernel's carrying for good. Userspace stops a splice before it
  * closes a socket, so an end that leaves under one comes from the kernel, which
- * closes the sockets of an agent that was killed. The engine may answer it by
+ * closes the sockets of an agent that was killed, or one whose other end has
+ * not answered its probes. The engine may answer it by
  * ending the response in order, and the client must not take that for the whole
  * of it. */
 static __noinline __u64 release(struct splice *s, __u64 w)

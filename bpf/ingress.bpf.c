@@ -475,6 +475,18 @@ static __always_inline void count_packet(struct splice *s, __u32 len, __u32 chun
 	s->gaps[b & 31]++;
 }
 
+/* follow walks over the packet's bytes from next on, where w says the framing
+ * stands. */
+static __always_inline void follow(struct walk *walk, struct packet *p, struct splice *s, __u64 w, __u32 next)
+{
+	walk->c.off = p->l4 + p->hlen + (next - p->seq);
+	walk->c.end = p->l4 + p->hlen + p->len;
+	walk->c.step = STEP(w);
+	walk->c.left = LEFT(w) & MAX_LEFT;
+	walk->c.fixed = s->fixed;
+	frames(walk);
+}
+
 /* MOST_CARRIED is how much one splice may carry, so that sequence numbers
  * inside it can be compared. It pauses then, and goes on when armed again. */
 #define MOST_CARRIED (1u << 30)
@@ -541,12 +553,7 @@ static __noinline int from_engine(struct __sk_buff *skb, struct packet *p, struc
 			/* Only bytes of this response: what follows its end is not
 			 * the client's. */
 			struct walk walk = { .skb = skb };
-			walk.c.off = p->l4 + p->hlen + (next - p->seq);
-			walk.c.end = p->l4 + p->hlen + p->len;
-			walk.c.step = STEP(w);
-			walk.c.left = LEFT(w) & MAX_LEFT;
-			walk.c.fixed = s->fixed;
-			frames(&walk);
+			follow(&walk, p, s, w, next);
 			carried = state == PAUSED && !walk.c.fail && walk.c.off == walk.c.end;
 			if (carried)
 				c->early = 1;
@@ -570,12 +577,7 @@ static __noinline int from_engine(struct __sk_buff *skb, struct packet *p, struc
 
 	struct walk walk = { .skb = skb };
 	if (!why) {
-		walk.c.off = p->l4 + p->hlen + (next - p->seq);
-		walk.c.end = p->l4 + p->hlen + p->len;
-		walk.c.step = STEP(w);
-		walk.c.left = LEFT(w) & MAX_LEFT;
-		walk.c.fixed = s->fixed;
-		frames(&walk);
+		follow(&walk, p, s, w, next);
 		why = walk.c.fail;
 		if (!why && walk.c.off < walk.c.end)
 			why = WHY_SURPLUS;

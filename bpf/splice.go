@@ -9,7 +9,8 @@ import (
 )
 
 // Splice is one response's pairing of a client and an engine connection. It is
-// made by Join, used by one goroutine at a time, and dead after Part.
+// made by Join, used by one goroutine at a time, and dead after Part; a call of
+// changed that has begun by then may still come.
 type Splice struct {
 	s  *Splicer
 	id uint32
