@@ -45,7 +45,8 @@ type DatapathConfig struct {
 }
 
 // grace is how long the programs of an agent that was killed stay attached,
-// for its sockets to be closed with the right numbers: as long as TIME_WAIT.
+// for its sockets to be closed with the right numbers: as long as TIME_WAIT. A
+// client that has not taken what was left for it by then loses it.
 const grace = 60 * time.Second
 
 // datapath is the tier in use, and in the packet tier the life of the BPF

@@ -30,6 +30,8 @@
 // Nothing blocks in a system call of its own, and what runs for every response
 // makes its calls without telling the scheduler (RawSyscall): they never block,
 // and a call that the scheduler is told of wakes its monitor from deep sleep.
+// Large bodies are read and written like all others: moving them by splice(2)
+// through a pipe was tried and cost as much.
 //
 // # Who owns what
 //
