@@ -1,7 +1,7 @@
 // Package bpf lets the kernel carry a streamed response from an engine's
 // connection to a client's, packet by packet, without waking the proxy. It
-// holds the programs (one .bpf.c each) and their typed Go handles, and is the
-// only place that knows cilium/ebpf.
+// holds the programs (one .bpf.c each, with a header for each thing they know)
+// and their typed Go handles, and is the only place that knows cilium/ebpf.
 //
 // # How a response is spliced
 //
@@ -43,7 +43,7 @@
 //	PAUSED -> FOLDING -> OFF     the client has acknowledged all that was carried
 //	DONE -> FOLDING -> ENDED     likewise; an event tells userspace
 //
-// Why no byte can overtake another is written at look in ingress.bpf.c. Below
+// Why no byte can overtake another is written at look in start.h. Below
 // the boundary, C's write_seq at the start, the client's socket goes on owning
 // its bytes, so that the client need not be quiet (conn.split). Nothing is
 // acknowledged to the engine that the client does not have, because the engine
