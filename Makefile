@@ -32,7 +32,7 @@ test: ## run every test that this machine can run; what is skipped is said at th
 	else race=; echo "no C compiler: testing without the race detector"; fi; \
 	go run .ci/testlog.go $$race -timeout 20m $(TEST_ARGS)
 	@# The race detector allocates; so these are run without it.
-	go test -run Alloc $(or $(ARGS),./...)
+	@[ -n "$(ARGS)" ] || go test -run Alloc ./...
 
 lint: ## gofmt, go vet, staticcheck, and govulncheck where its database can be reached
 	@unformatted=$$(gofmt -l . .ci); if [ -n "$$unformatted" ]; then \
