@@ -6,6 +6,8 @@ import (
 	"math/rand"
 	"strings"
 	"testing"
+
+	"github.com/inferrail/inferrail/proxy"
 )
 
 // position is where a body's framing stands.
@@ -151,6 +153,7 @@ func (r *bodyRunner) send(body []byte, cuts []int) Why {
 		if want.why == 0 && used < at+n {
 			want.why = whyNamed("surplus")
 		}
+		r.compareWithProxy(body[:at+n], want)
 		describe := func() string {
 			w := r.w.m.word
 			return fmt.Sprintf("after %q | %q: verdict %d, %s, %s left %d next +%d, %d chunks, refused %q; want %+v",
@@ -185,6 +188,35 @@ func (r *bodyRunner) send(body []byte, cuts []int) Why {
 		}
 	}
 	return 0
+}
+
+// compareWithProxy: userspace goes on where the kernel stops, and the other way
+// round, so both have to stand at the same place after any byte.
+func (r *bodyRunner) compareWithProxy(b []byte, want position) {
+	r.t.Helper()
+	var f proxy.Frames
+	n, err := f.Advance(b)
+	switch want.why.String() {
+	case "large": // userspace counts further
+	case "frames":
+		if err == nil {
+			r.t.Fatalf("%q: the proxy takes it: %+v", b, f)
+		}
+	case "surplus":
+		if err != nil || n == len(b) || !f.Ended() {
+			r.t.Fatalf("%q: the proxy ends after %d bytes, %v: %+v", b, n, err, f)
+		}
+	default:
+		if err != nil || n != len(b) || uint32(f.Step) != want.step || f.Left != uint64(want.left) || f.Chunks != want.chunks {
+			r.t.Fatalf("%q: the proxy is at %+v after %d bytes, %v; want %+v", b, f, n, err, want)
+		}
+	}
+}
+
+func TestTailIsTheProxys(t *testing.T) {
+	if tailBytes != proxy.TailBytes {
+		t.Errorf("the programs keep %d bytes, the proxy expects %d", tailBytes, proxy.TailBytes)
+	}
 }
 
 // eachLoop runs f with bpf_loop and with the bounded loop.

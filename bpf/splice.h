@@ -20,7 +20,6 @@ enum why {
 	WHY_LARGE,      /* a chunk too large to count */
 	WHY_LOOP,       /* more frames in a packet than the loop may walk */
 	WHY_SURPLUS,    /* bytes after the end of the body */
-	WHY_STOP,       /* userspace stopped it */
 	WHY_OWED,       /* the client owes acknowledgements from before an earlier splice */
 	WHY_RACE,       /* another CPU changed the splice at the same moment */
 	WHY_WRITE,      /* the packet could not be rewritten */

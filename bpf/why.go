@@ -7,7 +7,7 @@ type Why uint32
 // whyNames are metric labels, in the order of enum why.
 var whyNames = [...]string{
 	"", "socket", "unread", "order", "held", "request", "timestamps", "options", "mss", "flags",
-	"gap", "frames", "large", "loop", "surplus", "stop", "owed", "race", "write", "pmtu",
+	"gap", "frames", "large", "loop", "surplus", "owed", "race", "write", "pmtu",
 }
 
 func (w Why) String() string {
