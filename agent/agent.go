@@ -61,10 +61,8 @@ func Start(ctx context.Context, cfg Config, log *slog.Logger) (_ *Agent, err err
 	if a.adminL, err = listen(ctx, cfg.AdminListen); err != nil {
 		return nil, fmt.Errorf("admin_listen: %w", err)
 	}
-	dc := cfg.Datapath
-	dc.Listen = a.listener.Addr().String()
 	// The datapath lives until Stop closes it, whatever becomes of ctx.
-	if a.datapath, err = openDatapath(context.WithoutCancel(ctx), dc, log); err != nil {
+	if a.datapath, err = openDatapath(context.WithoutCancel(ctx), cfg.Datapath, log); err != nil {
 		return nil, err
 	}
 	a.proxy = proxy.New(proxy.Limits{

@@ -39,9 +39,6 @@ type DatapathConfig struct {
 	// PinDir is a directory on a BPF file system; "" is /sys/fs/bpf, mounted
 	// if it is not.
 	PinDir string `yaml:"pin_dir"`
-
-	// Listen is the address clients connect to. The agent fills it in.
-	Listen string `yaml:"-"`
 }
 
 // grace is how long the programs of an agent that was killed stay attached,
