@@ -33,14 +33,19 @@ type Config struct {
 	Listen string `yaml:"listen"`
 	// AdminListen serves metrics, health and debug pages.
 	AdminListen string `yaml:"admin_listen"`
+	// AdminTokenSHA256 is the SHA-256, in hexadecimal, of the bearer token that
+	// the admin pages want. It is required when they are not on loopback.
+	AdminTokenSHA256 string `yaml:"admin_token_sha256"`
 	// Models gives models aliases and policies. A model that an engine lists
 	// is served without being named here.
-	Models   []ModelConfig   `yaml:"models"`
-	Replicas []ReplicaConfig `yaml:"replicas"`
-	Datapath DatapathConfig  `yaml:"datapath"`
-	Routing  RoutingConfig   `yaml:"routing"`
-	Health   HealthConfig    `yaml:"health"`
-	Server   ServerConfig    `yaml:"server"`
+	Models    []ModelConfig   `yaml:"models"`
+	Replicas  []ReplicaConfig `yaml:"replicas"`
+	Discovery DiscoveryConfig `yaml:"discovery"`
+	Datapath  DatapathConfig  `yaml:"datapath"`
+	Routing   RoutingConfig   `yaml:"routing"`
+	Health    HealthConfig    `yaml:"health"`
+	Retry     RetryConfig     `yaml:"retry"`
+	Server    ServerConfig    `yaml:"server"`
 
 	// misread is what ParseConfig could not use; Validate reports it.
 	misread problems
@@ -63,8 +68,56 @@ type ReplicaConfig struct {
 	// URL is http://host:port, with a path when the engine's API is not at
 	// the root. /v1 is not part of it.
 	URL string `yaml:"url"`
+	// Engine is what runs there: one of engines, "" when it need not be known.
+	Engine string `yaml:"engine"`
 	// Models it serves. When empty they are learned from its /v1/models.
 	Models []string `yaml:"models"`
+	// APIKey is the key that the engine wants, or APIKeyFile the file that
+	// holds it. It replaces whatever key a client has sent.
+	APIKey     string `yaml:"api_key"`
+	APIKeyFile string `yaml:"api_key_file"`
+	// MaxConcurrency bounds the requests it is sent at one time, MaxPending
+	// those that wait in the agent for their turn there. 0: no bound, and none
+	// waits.
+	MaxConcurrency int `yaml:"max_concurrency"`
+	MaxPending     int `yaml:"max_pending"`
+}
+
+// DiscoveryConfig says where engines are found beside Config.Replicas.
+type DiscoveryConfig struct {
+	DNS []DNSConfig `yaml:"dns"`
+	// Local finds engines that listen on this node.
+	Local bool `yaml:"local"`
+}
+
+// DNSConfig is a name whose addresses are engines: one replica for each.
+type DNSConfig struct {
+	Name string `yaml:"name"`
+	// Type is auto (A and AAAA), a, aaaa or srv.
+	Type string `yaml:"type"`
+	// Port of the engines; srv brings its own.
+	Port int `yaml:"port"`
+	// Refresh is the longest time between two look-ups; a shorter TTL of the
+	// answer makes it shorter, down to a second. 0 is 30s.
+	Refresh time.Duration `yaml:"refresh"`
+
+	// As in ReplicaConfig, for each replica that is found.
+	Engine         string   `yaml:"engine"`
+	Models         []string `yaml:"models"`
+	APIKey         string   `yaml:"api_key"`
+	APIKeyFile     string   `yaml:"api_key_file"`
+	MaxConcurrency int      `yaml:"max_concurrency"`
+	MaxPending     int      `yaml:"max_pending"`
+}
+
+// RetryConfig says how often a request is tried. Only one that has not been
+// answered with a single byte is tried again.
+type RetryConfig struct {
+	// MaxAttempts counts the first one.
+	MaxAttempts int `yaml:"max_attempts"`
+	// Backoff is the pause before a replica is tried again that has failed
+	// the request before; it doubles each time.
+	Backoff time.Duration `yaml:"backoff"`
 }
 
 // RoutingConfig says how replicas are chosen.
@@ -81,6 +134,15 @@ type HealthConfig struct {
 	// UnhealthyThreshold is how many checks in a row must fail before the
 	// replica gets no more requests.
 	UnhealthyThreshold int `yaml:"unhealthy_threshold"`
+	// EjectionFailures is how many requests in a row must fail at a replica
+	// for it to be ejected, for EjectionBackoff the first time and twice as
+	// long each further time.
+	EjectionFailures int           `yaml:"ejection_failures"`
+	EjectionBackoff  time.Duration `yaml:"ejection_backoff"`
+	// MaxEjectionPercent of a model's replicas may be ejected at one time.
+	MaxEjectionPercent int `yaml:"max_ejection_percent"`
+	// SlowStart is how long a replica that returns takes less than its share.
+	SlowStart time.Duration `yaml:"slow_start"`
 }
 
 // ServerConfig bounds clients' requests.
@@ -105,6 +167,39 @@ type ServerConfig struct {
 	MaxBodyBytes Bytes         `yaml:"max_body_bytes"`
 	// ShutdownTimeout is how long running requests may go on after a signal.
 	ShutdownTimeout time.Duration `yaml:"shutdown_timeout"`
+	// MaxConnections bounds clients' connections; 0 is half of the files the
+	// process may open. MaxBuffered bounds the memory of all request bodies.
+	MaxConnections int   `yaml:"max_connections"`
+	MaxBuffered    Bytes `yaml:"max_buffered_bytes"`
+	// CORSOrigins are the web pages whose scripts may read answers; "*" is all.
+	CORSOrigins []string    `yaml:"cors_origins"`
+	TLS         TLSConfig   `yaml:"tls"`
+	APIKeys     []KeyConfig `yaml:"api_keys"`
+	// LogPrompts adds request bodies to the log lines of requests.
+	LogPrompts bool `yaml:"log_prompts"`
+}
+
+// TLSConfig is a certificate, read again when one of its files changes.
+type TLSConfig struct {
+	// Listen is the address for TLS; when empty, Config.Listen speaks it.
+	Listen   string `yaml:"listen"`
+	CertFile string `yaml:"cert_file"`
+	KeyFile  string `yaml:"key_file"`
+}
+
+// KeyConfig is an API key that clients may use. With none, anybody may send
+// requests.
+type KeyConfig struct {
+	// Name stands for the key in metrics and logs.
+	Name string `yaml:"name"`
+	// SHA256 of the key, in hexadecimal.
+	SHA256 string `yaml:"sha256"`
+	// Models it may be used for; empty is all.
+	Models []string `yaml:"models"`
+	// What it may use in a minute; 0 is no limit.
+	RequestsPerMinute     int `yaml:"requests_per_minute"`
+	InputTokensPerMinute  int `yaml:"input_tokens_per_minute"`
+	OutputTokensPerMinute int `yaml:"output_tokens_per_minute"`
 }
 
 // DefaultConfig returns a Config that lacks only replicas.
@@ -118,7 +213,12 @@ func DefaultConfig() Config {
 			Interval:           time.Second,
 			Timeout:            500 * time.Millisecond,
 			UnhealthyThreshold: 3,
+			EjectionFailures:   3,
+			EjectionBackoff:    5 * time.Second,
+			MaxEjectionPercent: 50,
+			SlowStart:          10 * time.Second,
 		},
+		Retry: RetryConfig{MaxAttempts: 3, Backoff: 25 * time.Millisecond},
 		Server: ServerConfig{
 			IdleTimeout:     2 * time.Minute,
 			HeadTimeout:     10 * time.Second,
@@ -130,6 +230,8 @@ func DefaultConfig() Config {
 			MaxHeadBytes:    16 << 10,
 			MaxBodyBytes:    64 << 20,
 			ShutdownTimeout: time.Minute,
+			MaxBuffered:     2 << 30,
+			CORSOrigins:     []string{"*"},
 		},
 	}
 }
@@ -299,6 +401,9 @@ func ParseReplica(s string) ReplicaConfig {
 	return ReplicaConfig{URL: s}
 }
 
+// engines are the kinds of engine that are known.
+var engines = []string{"vllm", "sglang", "tgi", "llamacpp", "ollama"}
+
 // policies are the ways of choosing that configuration can name.
 var policies = map[string]policy.Policy{
 	policy.LeastRequest{}.Name(): policy.LeastRequest{},
@@ -430,6 +535,13 @@ func (p *problems) fill(path string, v reflect.Value, in any) {
 			return
 		}
 		v.SetString(s)
+	case reflect.Bool:
+		b, ok := in.(bool)
+		if !ok {
+			p.add(path, "is %s; want true or false", kind(in))
+			return
+		}
+		v.SetBool(b)
 	case reflect.Int:
 		n, ok := integer(in)
 		if !ok {

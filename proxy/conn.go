@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -38,6 +39,12 @@ type conn struct {
 	entered bool
 	handle  uint32
 	why     string
+
+	// admitted: the line at a replica's gate has let the request in.
+	admitted atomic.Bool
+	// waitNext and waitPrev link those that wait for a replica's first byte;
+	// the replica's gate guards them.
+	waitNext, waitPrev *conn
 
 	// until is the time given to expect.
 	until time.Time
@@ -130,7 +137,7 @@ func (c *conn) await() bool {
 		return false
 	}
 	c.idle, c.woken = true, true
-	c.tcp.SetReadDeadline(time.Now().Add(c.s.limits.IdleTimeout))
+	c.tcp.SetReadDeadline(time.Now().Add(c.s.limits.Load().IdleTimeout))
 	c.mu.Unlock()
 	var b []byte
 	var err error
@@ -156,14 +163,14 @@ func (c *conn) beganLate() bool {
 	if n, _ := recv(c.fd, b[:], unix.MSG_PEEK); n <= 0 || !c.s.draining.Load() {
 		return false
 	}
-	c.readUntil(time.Now().Add(c.s.limits.HeadTimeout))
+	c.readUntil(time.Now().Add(c.s.limits.Load().HeadTimeout))
 	return true
 }
 
 // readHead reads one request head under an absolute deadline, so that a client
 // that drips bytes cannot extend it. why refines the failure.
 func (c *conn) readHead() (f failure, why string) {
-	until := time.Now().Add(c.s.limits.HeadTimeout)
+	until := time.Now().Add(c.s.limits.Load().HeadTimeout)
 	seen, n, timed := 0, 0, false
 	for {
 		b, _ := c.br.Peek(c.br.Buffered())
@@ -183,7 +190,7 @@ func (c *conn) readHead() (f failure, why string) {
 			}
 		}
 		seen = len(b)
-		if seen >= c.s.limits.MaxHeadBytes {
+		if seen >= c.s.limits.Load().MaxHeadBytes {
 			return headTooLarge, ""
 		}
 		if !timed {
@@ -193,7 +200,7 @@ func (c *conn) readHead() (f failure, why string) {
 			c.readUntil(until)
 		}
 		if seen == c.br.Size() {
-			c.br = bufio.NewReaderSize(c.br, max(c.s.limits.MaxHeadBytes, 2*smallReader))
+			c.br = bufio.NewReaderSize(c.br, max(c.s.limits.Load().MaxHeadBytes, 2*smallReader))
 			seen = 0
 			if _, err := c.br.Peek(1); err != nil {
 				return c.readFailure(err), ""
@@ -204,7 +211,7 @@ func (c *conn) readHead() (f failure, why string) {
 			return c.readFailure(err), ""
 		}
 	}
-	if n > c.s.limits.MaxHeadBytes {
+	if n > c.s.limits.Load().MaxHeadBytes {
 		return headTooLarge, ""
 	}
 	head, _ := c.br.Peek(n)
@@ -236,7 +243,7 @@ func (c *conn) readFailure(err error) failure {
 // Content-Length, or -1 for a chunked body.
 func (c *conn) readBody(buf []byte, size int64) ([]byte, failure) {
 	if size < 0 || size > int64(c.br.Buffered()) {
-		c.readUntil(time.Now().Add(c.s.limits.BodyTimeout))
+		c.readUntil(time.Now().Add(c.s.limits.Load().BodyTimeout))
 	}
 	if size < 0 {
 		return c.readChunks(buf)
@@ -274,7 +281,7 @@ func (c *conn) readChunks(buf []byte) ([]byte, failure) {
 		if !ok {
 			return buf, badRequest
 		}
-		if size > c.s.limits.MaxBodyBytes-int64(len(buf)) {
+		if size > c.s.limits.Load().MaxBodyBytes-int64(len(buf)) {
 			return buf, bodyTooLarge
 		}
 		if size == 0 {
@@ -292,7 +299,7 @@ func (c *conn) readChunks(buf []byte) ([]byte, failure) {
 		}
 		c.br.Discard(2)
 	}
-	for left := c.s.limits.MaxHeadBytes; left > 0; {
+	for left := c.s.limits.Load().MaxHeadBytes; left > 0; {
 		line, f := c.readLine()
 		if f != none {
 			return buf, f
@@ -493,7 +500,7 @@ func (c *conn) onClient(_ *watch, events uint32) {
 func (c *conn) write(p []byte) error {
 	c.mu.Lock()
 	if !c.cut {
-		c.tcp.SetWriteDeadline(time.Now().Add(c.s.limits.BodyTimeout))
+		c.tcp.SetWriteDeadline(time.Now().Add(c.s.limits.Load().BodyTimeout))
 	}
 	c.mu.Unlock()
 	_, err := c.tcp.Write(p)

@@ -133,8 +133,8 @@ func (x *exchange) read() failure {
 	}
 	x.takeID()
 	size := int64(h.ContentLength())
-	if size > c.s.limits.MaxBodyBytes {
-		x.message = fmt.Sprintf("The request body is %d bytes; at most %d are taken.", size, c.s.limits.MaxBodyBytes)
+	if size > c.s.limits.Load().MaxBodyBytes {
+		x.message = fmt.Sprintf("The request body is %d bytes; at most %d are taken.", size, c.s.limits.Load().MaxBodyBytes)
 		return bodyTooLarge
 	}
 	if x.head.expect != nil && !x.http10 {
@@ -200,7 +200,7 @@ func (x *exchange) serve() failure {
 	if f := x.choose(); f != none {
 		return f
 	}
-	x.until = x.sent.Add(x.c.s.limits.RequestTimeout)
+	x.until = x.sent.Add(x.c.s.limits.Load().RequestTimeout)
 	if f := x.ask(); f != none {
 		return f
 	}
@@ -253,7 +253,7 @@ func (x *exchange) choose() failure {
 		return noReplica
 	}
 	x.replica = x.model.Replicas[i]
-	x.replica.inFlight.Add(1)
+	x.replica.gate.enter()
 	return none
 }
 
@@ -462,7 +462,7 @@ func (x *exchange) waitRelay() failure {
 	c, r := x.c, &x.relay
 	// The relay needs neither: a stream may last for an hour.
 	x.giveBack()
-	limit := c.s.limits.StallTimeout
+	limit := c.s.limits.Load().StallTimeout
 	c.expect(time.Now().Add(limit))
 	r.start()
 	for {
@@ -584,7 +584,7 @@ func (x *exchange) finish(f failure) {
 		x.up = nil
 	}
 	if x.replica != nil {
-		x.replica.inFlight.Add(-1)
+		x.replica.gate.leave()
 	}
 	x.giveBack()
 	x.c.s.stats.finished(x, f)

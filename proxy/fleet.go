@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"sync/atomic"
+	"time"
 
 	"github.com/inferrail/inferrail/policy"
 )
@@ -22,18 +23,21 @@ type Model struct {
 	Name    string
 	Aliases []string
 	// Created and OwnedBy are shown in GET /v1/models, MaxModelLen when not 0.
-	Created     int64
-	OwnedBy     string
-	MaxModelLen int64
-	Policy      policy.Policy
+	// Root and Parent are as the engine lists them: of a LoRA adapter, Parent
+	// is the model it adapts.
+	Created      int64
+	OwnedBy      string
+	MaxModelLen  int64
+	Root, Parent string
+	Policy       policy.Policy
 	// Replicas that serve it and may be chosen now.
 	Replicas []*Replica
 }
 
 // Replica is one engine endpoint. The agent makes it with NewReplica, keeps it
 // across snapshots for as long as the endpoint is a member, and closes it when
-// it has left. Its counters and idle connections may be used from any
-// goroutine.
+// it has left and its last request has ended. Its methods may be called from
+// any goroutine.
 type Replica struct {
 	// Slot is the agent's dense number for the endpoint.
 	Slot int
@@ -42,10 +46,52 @@ type Replica struct {
 	// Addr is host:port to dial; Host is sent as the Host field; BasePath is
 	// put before the request's path ("" for none).
 	Addr, Host, BasePath string
+	// OnFailure is told of each request that failed at the replica through
+	// the replica's fault, on that request's goroutine, with the number of
+	// requests in a row that have. It must not block. nil tells nobody. It is
+	// set before the first snapshot that holds the replica.
+	OnFailure func(inARow int, cause error)
 
-	inFlight atomic.Int64
+	auth     atomic.Pointer[string]
+	gate     gate
+	warmth   warmth
+	failures atomic.Int64 // in a row
 	upstream upstream
 }
 
+// SetKey sets the API key that the engine wants; it replaces the client's.
+// Empty passes the client's on.
+func (r *Replica) SetKey(key string) {
+	if key != "" {
+		key = "Bearer " + key
+	}
+	r.auth.Store(&key)
+}
+
+// SetBounds bounds the requests the replica is sent at one time (0: no bound),
+// and those that wait in the agent for their turn there.
+func (r *Replica) SetBounds(concurrency, pending int) { r.gate.bound(concurrency, pending) }
+
+// SlowStart lets the replica, from now on and for a time, take less than its
+// share of the requests.
+func (r *Replica) SlowStart(now time.Time, d time.Duration) {
+	r.warmth.from.Store(now.UnixNano())
+	r.warmth.length.Store(int64(d))
+}
+
+// Evacuate sends the requests that wait for their first byte to other
+// replicas, as far as there are others: this one has failed its health check.
+func (r *Replica) Evacuate() { r.gate.evacuate() }
+
 // InFlight is the number of requests sent to the replica and not finished.
-func (r *Replica) InFlight() int { return int(r.inFlight.Load()) }
+func (r *Replica) InFlight() int { return int(r.gate.inside.Load()) }
+
+// Pending is the number of requests that wait for their turn at the replica.
+func (r *Replica) Pending() int { return int(r.gate.pending.Load()) }
+
+// Failures is how many requests in a row have failed through the replica's
+// fault. One that is answered sets it to 0.
+func (r *Replica) Failures() int { return int(r.failures.Load()) }
+
+// Forgive forgets the failures: the replica is tried afresh.
+func (r *Replica) Forgive() { r.failures.Store(0) }

@@ -40,6 +40,16 @@ type Limits struct {
 	// UpstreamIdle is how long an unused engine connection is kept: 4 seconds,
 	// below the 5 after which uvicorn closes one.
 	UpstreamIdle time.Duration
+	// MaxAttempts is how often a request is tried, the first time included,
+	// as long as none of an answer has reached the client: 3.
+	MaxAttempts int
+	// Backoff is the pause before a replica is tried again that has failed the
+	// request before: 25 ms. It doubles each time.
+	Backoff time.Duration
+	// MaxConns bounds the connections of clients: no bound. MaxBuffered bounds
+	// the memory of all request bodies together: 2 GiB.
+	MaxConns    int
+	MaxBuffered int64
 }
 
 func (l Limits) withDefaults() Limits {
@@ -55,6 +65,13 @@ func (l Limits) withDefaults() Limits {
 	duration(&l.StallTimeout, 10*time.Minute)
 	duration(&l.ConnectTimeout, 5*time.Second)
 	duration(&l.UpstreamIdle, 4*time.Second)
+	duration(&l.Backoff, 25*time.Millisecond)
+	if l.MaxAttempts <= 0 {
+		l.MaxAttempts = 3
+	}
+	if l.MaxBuffered <= 0 {
+		l.MaxBuffered = 2 << 30
+	}
 	if l.MaxHeadBytes <= 0 {
 		l.MaxHeadBytes = 16 << 10
 	}
@@ -74,10 +91,11 @@ type Server struct {
 	// "off".
 	CopyReason string
 
-	limits Limits
+	limits atomic.Pointer[Limits]
 	joiner Joiner
 	log    *slog.Logger
 	fleet  atomic.Pointer[Fleet]
+	access atomic.Pointer[Access]
 	shards []*shard
 	stats  *stats
 
@@ -103,13 +121,14 @@ func New(limits Limits, joiner Joiner, log *slog.Logger) *Server {
 		log = slog.New(slog.DiscardHandler)
 	}
 	s := &Server{
-		limits:    limits.withDefaults(),
 		joiner:    joiner,
 		log:       log,
 		stats:     newStats(),
 		conns:     map[*conn]struct{}{},
 		listeners: map[net.Listener]struct{}{},
 	}
+	s.SetLimits(limits)
+	s.SetAccess(nil)
 	s.fleet.Store(&Fleet{})
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	// Half of the cores relay: fewer shards copy in larger batches. One for
@@ -128,6 +147,20 @@ func New(limits Limits, joiner Joiner, log *slog.Logger) *Server {
 // SetFleet publishes what requests can be routed to from now on. Exchanges
 // that have begun keep what they chose.
 func (s *Server) SetFleet(f *Fleet) { s.fleet.Store(f) }
+
+// SetLimits changes the limits. Requests that have begun may keep the old ones.
+func (s *Server) SetLimits(l Limits) {
+	l = l.withDefaults()
+	s.limits.Store(&l)
+}
+
+// SetAccess says from now on who may send requests; nil lets anybody.
+func (s *Server) SetAccess(a *Access) {
+	if a == nil {
+		a = &Access{}
+	}
+	s.access.Store(a)
+}
 
 // shardOf spreads descriptors over the shards.
 func (s *Server) shardOf(fd int) *shard { return s.shards[fd%len(s.shards)] }

@@ -153,9 +153,9 @@ func (e *engineConn) put() {
 	u.idle = append(u.idle, e)
 	if len(u.idle) == 1 {
 		if u.timer == nil {
-			u.timer = time.AfterFunc(e.s.limits.UpstreamIdle, e.replica.expire(e.s.limits.UpstreamIdle))
+			u.timer = time.AfterFunc(e.s.limits.Load().UpstreamIdle, e.replica.expire(e.s.limits.Load().UpstreamIdle))
 		} else {
-			u.timer.Reset(e.s.limits.UpstreamIdle)
+			u.timer.Reset(e.s.limits.Load().UpstreamIdle)
 		}
 	}
 	// Armed under mu, so that whoever takes it arms it afterwards.
@@ -244,7 +244,7 @@ func (r *Replica) addresses(ctx context.Context) ([]netip.AddrPort, error) {
 // dial opens a connection to the replica for the exchange of c, which watches
 // its client meanwhile. cause is what connecting failed with.
 func (c *conn) dial(r *Replica, until time.Time) (e *engineConn, f failure, cause error) {
-	limit := time.Now().Add(c.s.limits.ConnectTimeout)
+	limit := time.Now().Add(c.s.limits.Load().ConnectTimeout)
 	if limit.After(until) {
 		limit = until
 	}
