@@ -99,6 +99,7 @@ type Server struct {
 	shards []*shard
 	stats  *stats
 
+	buffered atomic.Int64 // bytes that hold request bodies
 	draining atomic.Bool
 	// ctx ends when Shutdown cuts what is left.
 	ctx    context.Context
@@ -220,6 +221,11 @@ func (s *Server) Serve(l net.Listener) error {
 			tcp.Close()
 			return ErrClosed
 		}
+		if most := s.limits.Load().MaxConns; most > 0 && len(s.conns) >= most {
+			s.mu.Unlock()
+			s.turnAway(tcp)
+			continue
+		}
 		s.conns[c] = struct{}{}
 		s.running.Add(1)
 		s.mu.Unlock()
@@ -229,6 +235,23 @@ func (s *Server) Serve(l net.Listener) error {
 			c.serve()
 		}()
 	}
+}
+
+// turnAway answers a connection that is one too many. It does not wait for a
+// request or for the client to take the answer.
+func (s *Server) turnAway(tcp *net.TCPConn) {
+	defer tcp.Close()
+	s.stats.requests.WithLabelValues("none", tooManyConns.label()).Inc()
+	body := appendError(nil, tooManyConns, "", "")
+	tcp.SetWriteDeadline(time.Now().Add(time.Millisecond))
+	fmt.Fprintf(tcp, "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"+
+		"Content-Length: %d\r\nRetry-After: 1\r\nConnection: close\r\n\r\n%s", len(body), body)
+	// The request may be there already: closing with unread bytes would reset
+	// the connection and take the answer away.
+	tcp.CloseWrite()
+	var scratch [4 << 10]byte
+	tcp.SetReadDeadline(time.Now().Add(time.Millisecond))
+	tcp.Read(scratch[:])
 }
 
 func (s *Server) remove(c *conn) {
