@@ -50,6 +50,9 @@ type Limits struct {
 	// the memory of all request bodies together: 2 GiB.
 	MaxConns    int
 	MaxBuffered int64
+	// LogPrompts writes the body of each request to the log. Otherwise nothing
+	// that a request says is logged.
+	LogPrompts bool
 }
 
 func (l Limits) withDefaults() Limits {
@@ -307,6 +310,25 @@ func (s *Server) Shutdown(ctx context.Context) error {
 		sh.close()
 	}
 	return err
+}
+
+// requestDone writes a line for a request that is over. The level is debug.
+func (s *Server) requestDone(x *exchange, f failure) {
+	if !s.log.Enabled(s.ctx, slog.LevelDebug) {
+		return
+	}
+	args := []any{"request_id", string(x.id), "method", string(x.method), "path", string(x.path),
+		"status", x.status, "outcome", f.label(), "seconds", time.Since(x.began).Seconds()}
+	if x.key != nil {
+		args = append(args, "key", x.key.Name)
+	}
+	if x.model != nil {
+		args = append(args, "model", x.model.Name)
+	}
+	if x.replica != nil {
+		args = append(args, "replica", x.replica.ID, "first_byte_seconds", x.ttfb.Seconds(), "attempts", len(x.tried)+1)
+	}
+	s.log.Debug("request", args...)
 }
 
 // failed reports a failure that is not the client's fault, at most once a
