@@ -184,8 +184,17 @@ func (f *usageFilter) Flush(dst []byte) []byte {
 	if !f.takeOut() {
 		dst = append(dst, f.held...)
 	}
-	*f = usageFilter{usage: f.usage, found: f.found, held: f.held[:0]}
+	f.next()
 	return dst
+}
+
+// next makes the filter ready for the next event.
+func (f *usageFilter) next() {
+	held := f.held[:0]
+	if cap(held) > keepRest {
+		held = nil
+	}
+	*f = usageFilter{usage: f.usage, found: f.found, held: held}
 }
 
 // step takes one byte.
@@ -258,7 +267,9 @@ func (f *usageFilter) endLine(dst []byte, b byte) []byte {
 		if !out {
 			dst = append(append(dst, f.held...), b)
 		}
-		*f = usageFilter{usage: f.usage, found: f.found, held: f.held[:0], afterCR: f.afterCR, swallow: out && f.afterCR}
+		f.next()
+		f.afterCR = b == '\r'
+		f.swallow = out && f.afterCR
 		return dst
 	case lineComment:
 		f.line = lineStart

@@ -354,7 +354,8 @@ const mediaTokens = 1024
 // it: for its input a token for every four bytes of text, the rule of thumb of
 // OpenAI's documentation for English, and one for every number, which is how
 // prompts of token ids are sent; for its output what the request allows, for
-// each choice it asks for. generates is false for calls whose answer is no
+// each choice it asks for. A list of prompts counts as one prompt; settling
+// makes up for it. generates is false for calls whose answer is no
 // generated text, such as embeddings.
 func (c *call) estimate(generates bool) policy.Charge {
 	e := policy.Charge{Input: int64(c.text)/4 + int64(c.numbers) + int64(c.media)*mediaTokens}
