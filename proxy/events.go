@@ -1,8 +1,6 @@
 package proxy
 
-import (
-	"bytes"
-)
+import "bytes"
 
 // edit replaces the bytes from start to end of a request body by text. With
 // start == end it inserts.
@@ -106,8 +104,7 @@ const maxUsageEvent = 64 << 10
 // What include_usage changes elsewhere stays in, for rewriting events would
 // cost more than it is worth, and clients ignore members that they do not know:
 // an engine that puts usage into a chunk with choices (Ollama's completions,
-// older llama.cpp), or "usage":null into all of them (OpenAI; SGLang does so in
-// any case). And what an engine moves from the last chunk to the usage chunk
+// older llama.cpp), or "usage":null into all of them (OpenAI). And what an engine moves from the last chunk to the usage chunk
 // goes with it: llama.cpp its timings, vLLM its system_fingerprint.
 //
 // One response's relay owns it, gives it the body without chunk framing, and
