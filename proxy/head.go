@@ -359,7 +359,7 @@ func (h *responseHead) read(head []byte) error {
 	first, fieldLines, _ := bytes.Cut(head, crlf)
 	*h = responseHead{status: p.h.StatusCode(), raw: fieldLines, close: p.h.ConnectionClose()}
 	const start = len("HTTP/1.1 200")
-	if len(first) < start || first[start-4] != ' ' || first[start-3] == ' ' || len(first) > start && first[start] != ' ' {
+	if len(first) < start || !bytes.HasPrefix(first, []byte("HTTP/1.")) || first[start-3] < '1' || first[start-4] != ' ' || first[start-3] == ' ' || len(first) > start && first[start] != ' ' {
 		return errEngineHead
 	}
 	if len(first) > start {
