@@ -40,7 +40,7 @@ func (s *Server) loopTransport() *http.Transport {
 		ExpectContinueTimeout: time.Minute,
 		// Beside the engine's head, the proxy's own fields.
 		MaxResponseHeaderBytes: 2 * maxEngineHead,
-		ReadBufferSize:         copySize,
+		WriteBufferSize:        2 << 10,
 	}
 	t.Protocols.SetHTTP1(true)
 	return t
@@ -69,7 +69,7 @@ func newHTTP2Proxy(s *Server) *http2Proxy {
 			r.Out.Header = r.In.Header.Clone()
 			r.Out.URL.Scheme, r.Out.URL.Host = "http", "loop"
 			r.Out.URL.RawQuery = r.In.URL.RawQuery
-			if n := r.In.ContentLength; n < 0 || n > earlyBody {
+			if n := r.In.ContentLength; (n < 0 || n > earlyBody) && r.In.Header["Expect"] == nil {
 				// What the loop refuses by its head alone is not read.
 				r.Out.Header.Set("Expect", "100-continue")
 			}
@@ -79,7 +79,7 @@ func newHTTP2Proxy(s *Server) *http2Proxy {
 }
 
 // copySize is how much of an answer is passed on at once.
-const copySize = 8 << 10
+const copySize = 4 << 10
 
 // copyBuffers lends the buffers that bodies are copied through. The zero value
 // is ready.

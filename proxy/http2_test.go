@@ -23,14 +23,14 @@ import (
 type frameClient struct {
 	net.Conn
 	*http2.Framer
-	t      *testing.T
+	t      testing.TB
 	block  bytes.Buffer
 	encode *hpack.Encoder
 	told   map[uint32]string
 	over   map[uint32]bool
 }
 
-func dialFrames(t *testing.T, addr string) *frameClient {
+func dialFrames(t testing.TB, addr string) *frameClient {
 	t.Helper()
 	nc, err := net.Dial("tcp", addr)
 	if err != nil {
@@ -174,7 +174,7 @@ func TestHTTP2Smuggling(t *testing.T) {
 // TestHTTP2Preface: it may arrive in pieces or with more behind it, and what
 // only begins like it is HTTP/1.x.
 func TestHTTP2Preface(t *testing.T) {
-	r := newRig(t, Limits{HeadTimeout: 500 * time.Millisecond}, nil, newRawEngine(t, storyEngine).url())
+	r := newRig(t, Limits{HeadTimeout: 2 * time.Second}, nil, newRawEngine(t, storyEngine).url())
 	c := dialFrames(t, r.addr)
 	for _, b := range []byte(http2.ClientPreface) {
 		c.Conn.Write([]byte{b})
@@ -229,6 +229,8 @@ func TestHTTP2Preface(t *testing.T) {
 func TestHTTP2Streams(t *testing.T) {
 	const conns = 4
 	release := make(chan struct{})
+	letGo := sync.OnceFunc(func() { close(release) })
+	defer letGo()
 	var waiting atomic.Int64
 	e := newRawEngine(t, func(c *engineSide) {
 		for {
@@ -264,7 +266,7 @@ func TestHTTP2Streams(t *testing.T) {
 	}
 	clients[1].WriteRSTStream(1, http2.ErrCodeCancel)
 	eventually(t, 5*time.Second, "the stream that left is over", func() bool { return r.outcome("client_left") == 1 })
-	close(release)
+	letGo()
 	var wg sync.WaitGroup
 	for n, c := range clients {
 		wg.Go(func() {
@@ -280,6 +282,106 @@ func TestHTTP2Streams(t *testing.T) {
 		})
 	}
 	wg.Wait()
+}
+
+// TestHTTP2ClientLeaves: a stream that is reset, or whose connection ends,
+// leaves nobody generating for it.
+func TestHTTP2ClientLeaves(t *testing.T) {
+	for how, leave := range map[string]func(c *frameClient){
+		"resets the stream": func(c *frameClient) { c.WriteRSTStream(1, http2.ErrCodeCancel) },
+		"closes":            func(c *frameClient) { c.Close() },
+		"resets": func(c *frameClient) {
+			c.Conn.(*net.TCPConn).SetLinger(0)
+			c.Close()
+		},
+	} {
+		t.Run(how, func(t *testing.T) {
+			reached := make(chan struct{})
+			left := make(chan time.Time, 1)
+			noticed := make(chan time.Duration, 1)
+			e := newRawEngine(t, func(c *engineSide) {
+				c.request()
+				io.WriteString(c, chunkedHead+chunk("x"))
+				close(reached)
+				c.SetReadDeadline(time.Now().Add(5 * time.Second))
+				io.Copy(io.Discard, c.br)
+				noticed <- time.Since(<-left)
+			})
+			r := newRig(t, Limits{}, nil, e.url())
+			c := dialFrames(t, r.addr).open()
+			c.ask(1, hello, chat...)
+			<-reached
+			left <- time.Now()
+			leave(c)
+			if d := <-noticed; d > soon {
+				t.Errorf("the engine's connection closed after %v", d)
+			}
+			eventually(t, 5*time.Second, "it is counted", func() bool { return r.outcome("client_left") == 1 })
+		})
+	}
+}
+
+// FuzzHTTP2Request: what an HTTP/2 request makes an engine see is what the same
+// request makes it see over HTTP/1.1.
+func FuzzHTTP2Request(f *testing.F) {
+	for _, seed := range [][3]string{
+		{"", "a", "b"},
+		{"?a=b&c=%2F;d", "x-inferrail-budget-ms", "5"},
+		{"?a b", "a", "b c"},
+		{"?\r\nA: b", "a", "b\r\nc: d"},
+		{"?a#b", "connection", "close"},
+		{"#b", "content-length", "3"},
+		{"%2e", "transfer-encoding", "chunked"},
+		{"?\xff", "a", "\xff"},
+		{"?%zz", "x-request-id", "me 1"},
+		{"?a=%", "te", "trailers"},
+		{"?", "cookie", "a=b"},
+		{"", "expect", "100-continue"},
+		{"", "expect", "0"},
+		{"", "forwarded", "for=me"},
+		{"", "keep-alive", "1"},
+		{"", "host", "other"},
+		{"", "a", " b "},
+		{"", "", "b"},
+	} {
+		f.Add(seed[0], seed[1], seed[2])
+	}
+	e := newRawEngine(f, storyEngine)
+	r := newRig(f, Limits{}, nil, e.url())
+	f.Fuzz(func(t *testing.T, query, name, value string) {
+		switch name {
+		case "story", "x-request-id", "host": // sent already
+			return
+		}
+		if len(query)+len(name)+len(value) > 4000 || name == "user-agent" && value == "" {
+			return
+		}
+		c := dialFrames(t, r.addr).open()
+		defer c.Close()
+		c.ask(1, hello, ":method", "POST", ":scheme", "http", ":authority", "x", ":path", "/v1/chat/completions"+query,
+			"story", "fields", "x-request-id", "id-1", name, value)
+		two, ok := strings.CutPrefix(c.end(1), "200 ")
+		if !ok {
+			return
+		}
+		nc, err := net.Dial("tcp", r.addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer nc.Close()
+		nc.SetDeadline(time.Now().Add(10 * time.Second))
+		length := fmt.Sprintf("Content-Length: %d\r\n", len(hello))
+		if name == "content-length" {
+			length = ""
+		}
+		fmt.Fprintf(nc, "POST /v1/chat/completions%s HTTP/1.1\r\nHost: x\r\nStory: fields\r\nx-request-id: id-1\r\nConnection: close\r\n%s%s: %s\r\n\r\n%s",
+			query, length, name, value, hello)
+		answer, _ := io.ReadAll(nc)
+		_, one, _ := strings.Cut(string(answer), "\r\n\r\n")
+		if one, two = strings.ToLower(one), strings.ToLower(two); one != two {
+			t.Errorf("%q %q: %q\nHTTP/1.1 made the engine see %q\nHTTP/2 %q", query, name, value, one, two)
+		}
+	})
 }
 
 // TestHTTP2Flood: floods end the connection that they come on, and leave
@@ -337,20 +439,22 @@ func TestHTTP2Flood(t *testing.T) {
 // stream is not.
 func TestHTTP2IdleTimeout(t *testing.T) {
 	release := make(chan struct{})
+	letGo := sync.OnceFunc(func() { close(release) })
+	defer letGo()
 	e := newRawEngine(t, func(c *engineSide) {
 		if c.request() != nil {
 			<-release
 			io.WriteString(c, fixed("late"))
 		}
 	})
-	r := newRig(t, Limits{IdleTimeout: 200 * time.Millisecond}, nil, e.url())
+	r := newRig(t, Limits{IdleTimeout: time.Second}, nil, e.url())
 	busy := dialFrames(t, r.addr).open()
 	busy.ask(1, hello, chat...)
 	idle := dialFrames(t, r.addr).open()
 	if told := idle.end(1); told != "GOAWAY NO_ERROR closed" {
 		t.Errorf("the idle connection ends with %q", told)
 	}
-	close(release)
+	letGo()
 	if told := busy.end(1); told != "200 late" {
 		t.Errorf("the busy connection gets %q", told)
 	}
