@@ -170,6 +170,10 @@ type front struct {
 // GetCertificate, which is asked at each handshake; TLS 1.2 is the least that is
 // spoken. HTTP/2 and HTTP/1.1 are offered unless config.NextProtos is set.
 func (s *Server) ServeTLS(l net.Listener, config *tls.Config) error {
+	if len(config.Certificates) == 0 && config.GetCertificate == nil && config.GetConfigForClient == nil {
+		l.Close()
+		return fmt.Errorf("listener %s: TLS needs a certificate", l.Addr())
+	}
 	config = config.Clone()
 	config.MinVersion = max(config.MinVersion, tls.VersionTLS12)
 	if config.NextProtos == nil {

@@ -634,6 +634,38 @@ func TestTonguesRefuseEarly(t *testing.T) {
 	}
 }
 
+// TestTonguesRefuseWithinBody: a body that turns out too large is answered while
+// it is still being sent.
+func TestTonguesRefuseWithinBody(t *testing.T) {
+	for _, to := range tongues {
+		t.Run(to.name, func(t *testing.T) {
+			r := newRig(t, Limits{MaxBodyBytes: 256 << 10}, nil, newRawEngine(t, storyEngine).url())
+			body, feed := io.Pipe()
+			fed := make(chan struct{})
+			go func() {
+				defer close(fed)
+				for piece := bytes.Repeat([]byte(" "), 16<<10); ; time.Sleep(time.Millisecond) {
+					if _, err := feed.Write(piece); err != nil {
+						return // answered, and so given up
+					}
+				}
+			}()
+			resp, err := r.speak(to).do(t, "POST", "/v1/chat/completions", body, nil)
+			if err != nil {
+				t.Error(err)
+			} else {
+				got, _ := io.ReadAll(resp.Body)
+				resp.Body.Close()
+				if resp.StatusCode != 413 || !bytes.Contains(got, []byte("RequestEntityTooLargeError")) {
+					t.Errorf("got %d %q", resp.StatusCode, got)
+				}
+			}
+			body.Close()
+			<-fed
+		})
+	}
+}
+
 // TestTonguesDrain: running streams finish, idle connections close, and
 // nothing is left.
 func TestTonguesDrain(t *testing.T) {

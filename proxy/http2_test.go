@@ -571,4 +571,11 @@ func TestCertificateIsAskedFor(t *testing.T) {
 	if asked.Load() != 3 {
 		t.Errorf("asked %d times", asked.Load())
 	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.s.ServeTLS(l, &tls.Config{}); err == nil || err == ErrClosed {
+		t.Errorf("without a certificate ServeTLS returned %v", err)
+	}
 }
