@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"errors"
 	"io"
-	"net"
 	"os"
 	"slices"
 	"sync"
@@ -26,7 +25,7 @@ import (
 // has news for the goroutine calls wake, which lets that read time out.
 type conn struct {
 	s   *Server
-	tcp *net.TCPConn
+	tcp socket // the client's, or the end of a pair
 	in  clientReader
 	fd  int // tcp's, valid until the goroutine closes it
 	br  *bufio.Reader
@@ -40,6 +39,14 @@ type conn struct {
 	why     string
 
 	place place
+
+	// paired: tcp is the end of a pair, not a connection that was accepted.
+	// pooled: the other end keeps it for requests to come, and closes it.
+	paired, pooled bool
+
+	// headBy is when the first request's head must be there, if its first
+	// bytes were waited for already.
+	headBy time.Time
 
 	// until is the time given to expect.
 	until time.Time
@@ -59,7 +66,7 @@ type conn struct {
 // more, up to Limits.MaxHeadBytes, gets a larger one.
 const smallReader = 4 << 10
 
-func newConn(s *Server, tcp *net.TCPConn) (*conn, error) {
+func newConn(s *Server, tcp socket) (*conn, error) {
 	raw, err := tcp.SyscallConn()
 	if err != nil {
 		return nil, err
@@ -71,7 +78,8 @@ func newConn(s *Server, tcp *net.TCPConn) (*conn, error) {
 	if err := raw.Control(func(fd uintptr) { c.fd = int(fd) }); err != nil {
 		return nil, err
 	}
-	// Not vital. Without it the kernel takes up to tcp_wmem.
+	// Not vital. Without it the kernel takes up to tcp_wmem. A pair has no
+	// such option and takes less.
 	_ = unix.SetsockoptInt(c.fd, unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, clientQueue)
 	return c, nil
 }
@@ -113,7 +121,11 @@ func (r *clientReader) recv(fd uintptr) (done bool) {
 
 func (c *conn) serve() {
 	defer c.close()
-	for c.await() {
+	for first := !c.paired; c.await(); first = false {
+		if first && c.prefaced() {
+			c.serveHTTP2()
+			return
+		}
 		if !c.x.run() {
 			if !c.x.reset && (c.x.unread || c.unread()) {
 				c.linger()
@@ -127,12 +139,16 @@ func (c *conn) serve() {
 // skipped (RFC 9112 section 2.2).
 func (c *conn) await() bool {
 	c.mu.Lock()
-	if c.cut || c.s.draining.Load() {
+	if c.cut || c.s.draining.Load() && !c.pooled {
 		c.mu.Unlock()
 		return false
 	}
-	c.idle, c.woken = true, true
-	c.tcp.SetReadDeadline(time.Now().Add(c.s.limits.Load().IdleTimeout))
+	c.idle, c.woken = !c.pooled, true
+	if c.pooled {
+		c.tcp.SetReadDeadline(time.Time{})
+	} else {
+		c.tcp.SetReadDeadline(time.Now().Add(c.s.limits.Load().IdleTimeout))
+	}
 	c.mu.Unlock()
 	var b []byte
 	var err error
@@ -165,7 +181,11 @@ func (c *conn) beganLate() bool {
 // readHead reads one request head under an absolute deadline, so that a client
 // that drips bytes cannot extend it. why refines the failure.
 func (c *conn) readHead() (f failure, why string) {
-	until := time.Now().Add(c.s.limits.Load().HeadTimeout)
+	until := c.headBy
+	if until.IsZero() {
+		until = time.Now().Add(c.s.limits.Load().HeadTimeout)
+	}
+	c.headBy = time.Time{}
 	seen, n, timed := 0, 0, false
 	for {
 		b, _ := c.br.Peek(c.br.Buffered())

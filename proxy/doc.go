@@ -18,6 +18,10 @@
 // From choose to first byte is one attempt. One that fails is followed by
 // another, at another replica, until the client has been sent a byte.
 //
+// Clients that speak TLS or HTTP/2 are brought to that same way by pairs of
+// sockets (front.go, http2.go): one end is a connection like any other, and the
+// other end decrypts, or turns a stream into a request. Their answers are copied.
+//
 // failure.go has one table of everything that can go wrong: what the client is
 // told, and whose fault it is.
 //
@@ -42,6 +46,9 @@
 //   - The client's descriptor belongs to its connection's goroutine, which alone
 //     reads and closes it. From relay.start until relay.finished or relay.stop
 //     the relay writes to it, and nobody else does.
+//   - A TLS client's connection belongs to its front's goroutine, which closes it;
+//     the loop's end of its pair and Shutdown may reset it. Each end of a pair is
+//     closed by its side: the loop's end by its connection's goroutine.
 //   - An engine's descriptor belongs to the exchange that dialled it or took it
 //     from the idle stack, until it is closed or put back. From relay.start until
 //     finished or stop the relay reads it, unless the kernel carries the response.

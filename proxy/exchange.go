@@ -730,7 +730,7 @@ func (x *exchange) refuse(f failure) {
 		// A reset: what the client has must not pass for the whole answer,
 		// and what it has not taken is dropped.
 		x.reset = true
-		unix.SetsockoptLinger(x.c.fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+		x.c.tcp.SetLinger(0)
 		return
 	}
 	if f.fatal() || x.unread {

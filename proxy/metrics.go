@@ -138,7 +138,7 @@ func (s *Server) Datapath() Datapath {
 		Running:   t.running.Load(),
 	}
 	s.mu.Lock()
-	d.Connections = len(s.conns)
+	d.Connections = len(s.conns) - s.paired + len(s.fronts)
 	for c := range s.conns {
 		c.x.relay.count()
 	}

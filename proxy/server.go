@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -101,17 +102,25 @@ type Server struct {
 	access atomic.Pointer[Access]
 	shards []*shard
 	stats  *stats
+	// inside brings the requests of HTTP/2 streams to the loop; streams uses it.
+	inside  *http.Transport
+	streams *http2Proxy
 
 	buffered atomic.Int64 // bytes that hold request bodies
 	draining atomic.Bool
+	drains   chan struct{} // closed when draining is set
 	// ctx ends when Shutdown cuts what is left.
 	ctx    context.Context
 	cancel context.CancelFunc
 
 	mu        sync.Mutex // guards the rest
 	conns     map[*conn]struct{}
+	paired    int // of conns are ends of pairs
+	fronts    map[*front]struct{}
+	sealed    bool // no pair may be opened
 	listeners map[net.Listener]struct{}
 	running   sync.WaitGroup // of the connections' goroutines and Serve
+	fronting  sync.WaitGroup // of those goroutines that may open pairs
 	stopped   chan struct{}  // closed when Shutdown has finished; nil before it
 }
 
@@ -129,8 +138,12 @@ func New(limits Limits, joiner Joiner, log *slog.Logger) *Server {
 		log:       log,
 		stats:     newStats(),
 		conns:     map[*conn]struct{}{},
+		fronts:    map[*front]struct{}{},
+		drains:    make(chan struct{}),
 		listeners: map[net.Listener]struct{}{},
 	}
+	s.inside = s.loopTransport()
+	s.streams = newHTTP2Proxy(s)
 	s.SetLimits(limits)
 	s.SetAccess(nil)
 	s.fleet.Store(&Fleet{})
@@ -171,7 +184,35 @@ func (s *Server) shardOf(fd int) *shard { return s.shards[fd%len(s.shards)] }
 
 // Serve accepts connections from l until Shutdown, and closes l. l must yield
 // *net.TCPConn, with Multipath TCP off: an MPTCP socket cannot be spliced.
+// Clients speak HTTP/1.x, or HTTP/2 from their first byte on.
 func (s *Server) Serve(l net.Listener) error {
+	return s.accept(l, func(tcp *net.TCPConn) bool {
+		c, err := newConn(s, tcp)
+		if err != nil {
+			tcp.Close()
+			return true
+		}
+		s.mu.Lock()
+		if s.draining.Load() {
+			s.mu.Unlock()
+			tcp.Close()
+			return false
+		}
+		s.conns[c] = struct{}{}
+		s.running.Add(1)
+		s.mu.Unlock()
+		go func() {
+			defer s.running.Done()
+			c.serve()
+		}()
+		return true
+	}, turnAway)
+}
+
+// accept gives the connections of l to start, which takes them over and
+// reports false when the server drains. Those that are too many are told so by
+// refuse, which must not wait for them.
+func (s *Server) accept(l net.Listener, start func(*net.TCPConn) bool, refuse func(*net.TCPConn)) error {
 	defer l.Close()
 	s.mu.Lock()
 	if s.draining.Load() {
@@ -213,38 +254,33 @@ func (s *Server) Serve(l net.Listener) error {
 			nc.Close()
 			return fmt.Errorf("listener %s yields %T, not *net.TCPConn", l.Addr(), nc)
 		}
-		c, err := newConn(s, tcp)
-		if err != nil {
+		if s.crowded() {
+			s.stats.requests.WithLabelValues("none", tooManyConns.label()).Inc()
+			refuse(tcp)
 			tcp.Close()
 			continue
 		}
-		s.mu.Lock()
-		if s.draining.Load() {
-			s.mu.Unlock()
-			tcp.Close()
+		if !start(tcp) {
 			return ErrClosed
 		}
-		if most := s.limits.Load().MaxConns; most > 0 && len(s.conns) >= most {
-			s.mu.Unlock()
-			s.turnAway(tcp)
-			continue
-		}
-		s.conns[c] = struct{}{}
-		s.running.Add(1)
-		s.mu.Unlock()
 		s.stats.accepted.Add(1)
-		go func() {
-			defer s.running.Done()
-			c.serve()
-		}()
 	}
+}
+
+// crowded reports that there are as many client connections as there may be.
+func (s *Server) crowded() bool {
+	most := s.limits.Load().MaxConns
+	if most <= 0 {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.conns)-s.paired+len(s.fronts) >= most
 }
 
 // turnAway answers a connection that is one too many. It does not wait for a
 // request or for the client to take the answer.
-func (s *Server) turnAway(tcp *net.TCPConn) {
-	defer tcp.Close()
-	s.stats.requests.WithLabelValues("none", tooManyConns.label()).Inc()
+func turnAway(tcp *net.TCPConn) {
 	body := appendError(nil, tooManyConns, "", "")
 	tcp.SetWriteDeadline(time.Now().Add(time.Millisecond))
 	fmt.Fprintf(tcp, "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"+
@@ -260,6 +296,9 @@ func (s *Server) turnAway(tcp *net.TCPConn) {
 func (s *Server) remove(c *conn) {
 	s.mu.Lock()
 	delete(s.conns, c)
+	if c.paired {
+		s.paired--
+	}
 	s.mu.Unlock()
 }
 
@@ -278,17 +317,26 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	}
 	s.stopped = make(chan struct{})
 	s.draining.Store(true)
+	close(s.drains)
 	for l := range s.listeners {
 		l.Close()
 	}
 	for c := range s.conns {
 		c.closeIdle()
 	}
+	for f := range s.fronts {
+		f.drain()
+	}
 	s.mu.Unlock()
 	defer close(s.stopped)
 
 	finished := make(chan struct{})
 	go func() {
+		s.fronting.Wait()
+		s.mu.Lock()
+		s.sealed = true
+		s.mu.Unlock()
+		s.inside.CloseIdleConnections()
 		s.running.Wait()
 		close(finished)
 	}()
@@ -301,6 +349,9 @@ func (s *Server) Shutdown(ctx context.Context) error {
 		s.mu.Lock()
 		for c := range s.conns {
 			c.cutNow()
+		}
+		for f := range s.fronts {
+			f.reset()
 		}
 		s.mu.Unlock()
 		<-finished

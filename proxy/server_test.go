@@ -108,7 +108,7 @@ func TestAliasIsRewritten(t *testing.T) {
 // TestRefusals: what is answered without an engine. After a request that was
 // read the connection goes on, after one that could not be read it closes.
 func TestRefusals(t *testing.T) {
-	r := newRig(t, Limits{MaxBodyBytes: 1000, MaxHeadBytes: 8192}, nil)
+	r := newRig(t, Limits{MaxBodyBytes: 1000, MaxHeadBytes: 8192, HeadTimeout: time.Second}, nil)
 	f := func(request string, status int, kind, field string, goesOn bool) {
 		t.Helper()
 		c := r.dial()
