@@ -132,12 +132,17 @@ func (c *conn) serve() {
 // skipped (RFC 9112 section 2.2).
 func (c *conn) await() bool {
 	c.mu.Lock()
-	if c.cut || c.s.draining.Load() {
+	if c.cut {
 		c.mu.Unlock()
 		return false
 	}
 	c.idle, c.woken = true, true
-	c.tcp.SetReadDeadline(time.Now().Add(c.s.limits.Load().IdleTimeout))
+	patience := c.s.limits.Load().IdleTimeout
+	if c.s.draining.Load() {
+		// The last answer did not say yet that the connection closes.
+		patience = min(patience, c.s.LameDuck)
+	}
+	c.tcp.SetReadDeadline(time.Now().Add(patience))
 	c.mu.Unlock()
 	var b []byte
 	var err error
@@ -517,12 +522,12 @@ func (c *conn) cutNow() {
 	c.wakeLocked()
 }
 
-// closeIdle ends the wait for a request, unless one has begun.
+// closeIdle ends the wait for a request after LameDuck, unless one has begun.
 func (c *conn) closeIdle() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.idle {
-		c.tcp.SetReadDeadline(past)
+		c.tcp.SetReadDeadline(time.Now().Add(c.s.LameDuck))
 	}
 }
 

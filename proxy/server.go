@@ -6,10 +6,13 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
 	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Limits bound what one client or engine can take of the agent. Of each field
@@ -90,6 +93,12 @@ type Server struct {
 	// responses that are copied for that. Set it before Serve. Empty means
 	// "off".
 	CopyReason string
+	// LameDuck is how long, during Shutdown, a connection without a request
+	// may still begin one, which is answered as the connection's last: a
+	// client that reuses connections learns so that it must open another.
+	// 0: such connections are closed at once, with the requests on their way.
+	// Set it before Serve.
+	LameDuck time.Duration
 
 	limits atomic.Pointer[Limits]
 	joiner Joiner
@@ -108,6 +117,7 @@ type Server struct {
 	conns     map[*conn]struct{}
 	listeners map[net.Listener]struct{}
 	running   sync.WaitGroup // of the connections' goroutines and Serve
+	accepting sync.WaitGroup // of Serve, until its listener is closed
 	stopped   chan struct{}  // closed when Shutdown has finished; nil before it
 }
 
@@ -168,15 +178,18 @@ func (s *Server) shardOf(fd int) *shard { return s.shards[fd%len(s.shards)] }
 // Serve accepts connections from l until Shutdown, and closes l. l must yield
 // *net.TCPConn, with Multipath TCP off: an MPTCP socket cannot be spliced.
 func (s *Server) Serve(l net.Listener) error {
-	defer l.Close()
 	s.mu.Lock()
 	if s.draining.Load() {
 		s.mu.Unlock()
+		l.Close()
 		return ErrClosed
 	}
 	s.listeners[l] = struct{}{}
 	s.running.Add(1)
+	s.accepting.Add(1)
 	s.mu.Unlock()
+	defer s.accepting.Done()
+	defer l.Close()
 	defer s.running.Done()
 	defer func() {
 		s.mu.Lock()
@@ -188,6 +201,7 @@ func (s *Server) Serve(l net.Listener) error {
 		nc, err := l.Accept()
 		if err != nil {
 			if s.draining.Load() {
+				s.acceptQueued(l)
 				return ErrClosed
 			}
 			if errors.Is(err, net.ErrClosed) {
@@ -209,27 +223,60 @@ func (s *Server) Serve(l net.Listener) error {
 			nc.Close()
 			return fmt.Errorf("listener %s yields %T, not *net.TCPConn", l.Addr(), nc)
 		}
-		c, err := newConn(s, tcp)
-		if err != nil {
-			tcp.Close()
-			continue
-		}
-		s.mu.Lock()
-		if s.draining.Load() {
-			s.mu.Unlock()
-			tcp.Close()
-			return ErrClosed
-		}
-		s.conns[c] = struct{}{}
-		s.running.Add(1)
-		s.mu.Unlock()
-		s.stats.accepted.Add(1)
-		go func() {
-			defer s.running.Done()
-			c.serve()
-		}()
+		s.accept(tcp)
 	}
 }
+
+// accept serves a connection on a goroutine of its own. It is called while
+// Serve runs, even during Shutdown: one that was accepted is not lost.
+func (s *Server) accept(tcp *net.TCPConn) {
+	c, err := newConn(s, tcp)
+	if err != nil {
+		tcp.Close()
+		return
+	}
+	s.mu.Lock()
+	s.conns[c] = struct{}{}
+	s.running.Add(1)
+	s.mu.Unlock()
+	s.stats.accepted.Add(1)
+	go func() {
+		defer s.running.Done()
+		c.serve()
+	}()
+}
+
+// acceptQueued accepts what waits at a listener that is about to be closed,
+// which would reset it.
+func (s *Server) acceptQueued(l net.Listener) {
+	t, ok := l.(*net.TCPListener)
+	if !ok {
+		return
+	}
+	raw, err := t.SyscallConn()
+	if err != nil {
+		return
+	}
+	// The bound is for a queue that another process fills and empties too.
+	for range maxQueued {
+		fd := -1
+		if err := raw.Control(func(l uintptr) {
+			fd, _, err = unix.Accept4(int(l), unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+		}); err != nil || fd < 0 {
+			return
+		}
+		f := os.NewFile(uintptr(fd), "client")
+		nc, err := net.FileConn(f)
+		f.Close()
+		if err != nil {
+			continue
+		}
+		s.accept(nc.(*net.TCPConn))
+	}
+}
+
+// maxQueued is more than a listener's queue holds, net.core.somaxconn.
+const maxQueued = 1 << 16
 
 func (s *Server) remove(c *conn) {
 	s.mu.Lock()
@@ -237,8 +284,9 @@ func (s *Server) remove(c *conn) {
 	s.mu.Unlock()
 }
 
-// Shutdown stops accepting, closes connections without a request, and lets
-// exchanges that have begun finish, their connections closing after them. When
+// Shutdown stops accepting, closes connections without a request after
+// LameDuck, and lets exchanges that have begun finish, their connections closing
+// after them. When
 // ctx ends, what is left is cut and ctx's error returned. Every goroutine of
 // the server has ended when it returns. Replicas are closed by their owner,
 // afterwards.
@@ -253,8 +301,15 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	s.stopped = make(chan struct{})
 	s.draining.Store(true)
 	for l := range s.listeners {
+		// Serve closes it, after it has accepted what is queued.
+		if t, ok := l.(*net.TCPListener); ok && t.SetDeadline(past) == nil {
+			continue
+		}
 		l.Close()
 	}
+	s.mu.Unlock()
+	s.accepting.Wait()
+	s.mu.Lock()
 	for c := range s.conns {
 		c.closeIdle()
 	}
