@@ -50,9 +50,8 @@ func openListener(ctx context.Context, addr string, log *slog.Logger) (*listener
 		return nil, err
 	}
 	l := &listener{log: log}
-	name := &net.UnixAddr{Net: "unix", Name: "@inferrail/listener/" + addr}
 	if port != "0" {
-		err := l.take(ctx, name)
+		err := l.take(ctx, askedAt(addr))
 		if err == nil {
 			log.Info("another agent of this user listens there too: taking over its socket", "address", addr)
 			l.give()
@@ -65,15 +64,21 @@ func openListener(ctx context.Context, addr string, log *slog.Logger) (*listener
 	if l.Listener, err = bind(ctx, addr, log); err != nil {
 		return nil, err
 	}
-	if port != "0" {
-		if l.asked, err = net.ListenUnix("unix", name); err != nil {
-			// Of two that were started at the same time only one has the name.
-			log.Debug("a later agent cannot take over this socket", "address", addr, "error", err)
-			return l, nil
-		}
-		l.give()
+	if port == "0" {
+		addr = l.Addr().String()
 	}
+	if l.asked, err = net.ListenUnix("unix", askedAt(addr)); err != nil {
+		// Of two that were started at the same time only one has the name.
+		log.Debug("a later agent cannot take over this socket", "address", addr, "error", err)
+		return l, nil
+	}
+	l.give()
 	return l, nil
+}
+
+// askedAt is where an agent that listens on addr is asked for its socket.
+func askedAt(addr string) *net.UnixAddr {
+	return &net.UnixAddr{Net: "unix", Name: "@inferrail/listener/" + addr}
 }
 
 // bind opens a socket of its own.
