@@ -155,17 +155,10 @@ func (ad *admin) readyz(w http.ResponseWriter, r *http.Request) {
 
 // degraded names what is not as it should be.
 func (a *Agent) degraded() (list []string) {
-	up, of := a.Replicas()
-	if !a.fleet.routes() {
+	if _, of := a.Replicas(); !a.fleet.routes() {
 		list = append(list, fmt.Sprintf("none of %d replicas takes requests", of))
-	} else if up < of {
-		list = append(list, fmt.Sprintf("%d of %d replicas are up", up, of))
-		for _, m := range a.fleet.current().Listed {
-			if len(m.Replicas) == 0 {
-				list = append(list, "no replica takes requests for model "+m.Name)
-			}
-		}
 	}
+	list = append(list, a.fleet.ailments()...)
 	if why := a.reloads.problem(); why != "" {
 		list = append(list, why)
 	}

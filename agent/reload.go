@@ -157,9 +157,13 @@ func (a *Agent) Reload(cfg Config) error {
 	}
 	a.proxy.SetLimits(limitsOf(&cfg))
 	a.proxy.SetAccess(access)
-	a.fleet.reconfigure(&cfg)
 	a.reloads.applied++
 	a.reloads.problems, a.reloads.last = 0, time.Now()
+	if err := a.fleet.reconfigure(&cfg); err != nil {
+		a.reloads.problems = 1
+		a.log.Error("a part of the new configuration is not used", "why", err)
+		return err
+	}
 	return nil
 }
 

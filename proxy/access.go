@@ -2,6 +2,8 @@ package proxy
 
 import (
 	"crypto/sha256"
+	"crypto/subtle"
+	"slices"
 
 	"github.com/inferrail/inferrail/policy"
 )
@@ -24,4 +26,21 @@ type Key struct {
 	Models []string
 	// Budget is what it may use in a minute.
 	Budget *policy.Budget
+}
+
+// Find returns the key that is presented, nil when it is not known.
+func (a *Access) Find(presented []byte) (found *Key) {
+	hash := sha256.Sum256(presented)
+	for _, k := range a.Keys {
+		if subtle.ConstantTimeCompare(hash[:], k.Hash[:]) == 1 {
+			found = k
+		}
+	}
+	return found
+}
+
+// Allows reports whether the key may be used for a model. Without a key,
+// because none is asked for, all may.
+func (k *Key) Allows(model string) bool {
+	return k == nil || len(k.Models) == 0 || slices.Contains(k.Models, model)
 }

@@ -20,6 +20,7 @@ type stats struct {
 	tiers map[TierCount]uint64
 
 	requests  *prometheus.CounterVec // model, outcome
+	retries   *prometheus.CounterVec // model, reason
 	tokens    *prometheus.CounterVec // model, kind
 	unknown   *prometheus.CounterVec // model
 	firstByte *prometheus.HistogramVec
@@ -60,6 +61,8 @@ func newStats() *stats {
 		tiers: map[TierCount]uint64{},
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "inferrail_requests_total",
 			Help: "Requests finished, by model and how they ended."}, []string{"model", "outcome"}),
+		retries: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "inferrail_retries_total",
+			Help: "Attempts that failed and were followed by another, by model and why they failed."}, []string{"model", "reason"}),
 		tokens: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "inferrail_tokens_total",
 			Help: "Tokens as the engines' usage counted them: prompt, completion, and cached, which is a part of prompt."}, []string{"model", "kind"}),
 		unknown: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "inferrail_responses_without_usage_total",
@@ -161,6 +164,10 @@ var (
 		"Requests begun and not finished.", nil, nil)
 	descAccepted = prometheus.NewDesc("inferrail_client_connections_accepted_total",
 		"Client connections accepted.", nil, nil)
+	descBuffered = prometheus.NewDesc("inferrail_buffered_bytes",
+		"Memory that holds the bodies of requests.", nil, nil)
+	descPending = prometheus.NewDesc("inferrail_replica_requests_pending",
+		"Requests that wait in the agent for their turn at a replica.", []string{"replica"}, nil)
 	descReplica = prometheus.NewDesc("inferrail_replica_requests_running",
 		"Requests sent to a replica and not finished.", []string{"replica"}, nil)
 )
@@ -168,7 +175,7 @@ var (
 // Describe implements prometheus.Collector.
 func (s *Server) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{descResponses, descWakeups, descChunks, descBytes, descReplays,
-		descConns, descRunning, descAccepted, descReplica} {
+		descConns, descRunning, descAccepted, descReplica, descPending, descBuffered} {
 		ch <- d
 	}
 	for _, c := range s.stats.vectors() {
@@ -177,7 +184,7 @@ func (s *Server) Describe(ch chan<- *prometheus.Desc) {
 }
 
 func (s *stats) vectors() []prometheus.Collector {
-	return []prometheus.Collector{s.requests, s.tokens, s.unknown, s.firstByte, s.duration}
+	return []prometheus.Collector{s.requests, s.retries, s.tokens, s.unknown, s.firstByte, s.duration}
 }
 
 // Collect implements prometheus.Collector.
@@ -201,12 +208,14 @@ func (s *Server) Collect(ch chan<- prometheus.Metric) {
 	counter(descAccepted, float64(s.stats.accepted.Load()))
 	gauge(descConns, float64(d.Connections))
 	gauge(descRunning, float64(d.Running))
+	gauge(descBuffered, float64(s.buffered.Load()))
 	seen := map[*Replica]bool{}
 	for _, m := range s.fleet.Load().Listed {
 		for _, r := range m.Replicas {
 			if !seen[r] {
 				seen[r] = true
 				gauge(descReplica, float64(r.InFlight()), r.ID)
+				gauge(descPending, float64(r.Pending()), r.ID)
 			}
 		}
 	}

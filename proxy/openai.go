@@ -1,38 +1,13 @@
 package proxy
 
 import (
+	"cmp"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"math/bits"
 )
-
-// route is what a request path asks for.
-type route uint8
-
-const (
-	routeUnknown route = iota
-	routeChat
-	routeCompletions
-	routeModels
-	routeHealth
-)
-
-// routeOf returns the route of a request path and the methods it takes.
-func routeOf(path []byte) (r route, allow string) {
-	switch string(path) {
-	case "/v1/chat/completions":
-		return routeChat, "POST"
-	case "/v1/completions":
-		return routeCompletions, "POST"
-	case "/v1/models":
-		return routeModels, "GET, HEAD"
-	case "/health":
-		return routeHealth, "GET, HEAD"
-	}
-	return routeUnknown, ""
-}
 
 // memberKind is the kind of the top-level member "model".
 type memberKind uint8
@@ -53,6 +28,9 @@ type call struct {
 	start, end int
 	// escaped: the name holds a backslash.
 	escaped bool
+	// form: the body is a form, and what start and end enclose is the name
+	// itself.
+	form bool
 	// stream: the last member "stream" is the literal true.
 	stream bool
 }
@@ -60,6 +38,9 @@ type call struct {
 // name returns the model's name. It aliases body unless the name is escaped.
 // Only for memberString.
 func (c *call) name(body []byte) []byte {
+	if c.form {
+		return body[c.start:c.end]
+	}
 	if !c.escaped {
 		return body[c.start+1 : c.end-1]
 	}
@@ -443,17 +424,25 @@ func appendJSONString(dst []byte, s string) []byte {
 	return append(dst, '"')
 }
 
-// appendModels appends the body of GET /v1/models.
-func appendModels(dst []byte, models []*Model) []byte {
+// appendModels appends the body of GET /v1/models: those that key may be used
+// for.
+func appendModels(dst []byte, models []*Model, key *Key) []byte {
 	dst = append(dst, `{"object":"list","data":[`...)
-	for i, m := range models {
-		if i > 0 {
+	first := true
+	card := func(m *Model, name string) {
+		if !first {
 			dst = append(dst, ',')
 		}
-		dst = appendCard(dst, m, m.Name)
+		first = false
+		dst = appendCard(dst, m, name)
+	}
+	for _, m := range models {
+		if !key.Allows(m.Name) {
+			continue
+		}
+		card(m, m.Name)
 		for _, alias := range m.Aliases {
-			dst = append(dst, ',')
-			dst = appendCard(dst, m, alias)
+			card(m, alias)
 		}
 	}
 	return append(dst, "]}"...)
@@ -469,8 +458,13 @@ func appendCard(dst []byte, m *Model, id string) []byte {
 	dst = fmt.Appendf(dst, `,"object":"model","created":%d,"owned_by":`, m.Created)
 	dst = appendJSONString(dst, owner)
 	dst = append(dst, `,"root":`...)
-	dst = appendJSONString(dst, m.Name)
-	dst = append(dst, `,"parent":null`...)
+	dst = appendJSONString(dst, cmp.Or(m.Root, m.Name))
+	dst = append(dst, `,"parent":`...)
+	if m.Parent == "" {
+		dst = append(dst, "null"...)
+	} else {
+		dst = appendJSONString(dst, m.Parent)
+	}
 	if m.MaxModelLen != 0 {
 		dst = fmt.Appendf(dst, `,"max_model_len":%d`, m.MaxModelLen)
 	}

@@ -192,7 +192,7 @@ func TestModelsList(t *testing.T) {
 	got := appendModels(nil, []*Model{
 		{Name: "a\"b", Created: 7, OwnedBy: "vllm", MaxModelLen: 4096, Aliases: []string{"x"}},
 		{Name: "c"},
-	})
+	}, nil)
 	want := `{"object":"list","data":[` +
 		`{"id":"a\"b","object":"model","created":7,"owned_by":"vllm","root":"a\"b","parent":null,"max_model_len":4096},` +
 		`{"id":"x","object":"model","created":7,"owned_by":"vllm","root":"a\"b","parent":null,"max_model_len":4096},` +
@@ -200,7 +200,7 @@ func TestModelsList(t *testing.T) {
 	if string(got) != want || !json.Valid(got) {
 		t.Errorf("got %s", got)
 	}
-	if got := string(appendModels(nil, nil)); got != `{"object":"list","data":[]}` {
+	if got := string(appendModels(nil, nil, nil)); got != `{"object":"list","data":[]}` {
 		t.Errorf("of none: %s", got)
 	}
 }

@@ -132,6 +132,17 @@ func (r *relay) unlock() {
 	}
 }
 
+// between reports that the relay is over, and that the client's socket was
+// given, and where the kernel carried it has taken, a whole number of chunks of
+// a body that is not over.
+func (r *relay) between() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.state == relayDone && !r.untilClose && !r.decode && !r.frames.Fixed &&
+		r.frames.Step == StepSizeStart && len(r.rest) == 0 && !r.armed &&
+		(r.splice == nil || r.splice.Settled())
+}
+
 // stalled reports whether the client has taken nothing for limit though
 // something waits for it.
 func (r *relay) stalled(limit time.Duration) bool {
