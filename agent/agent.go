@@ -158,6 +158,7 @@ func limitsOf(c *Config) proxy.Limits {
 		Backoff:        c.Retry.Backoff,
 		MaxConns:       conns,
 		MaxBuffered:    int64(s.MaxBuffered),
+		LogPrompts:     s.LogPrompts,
 	}
 }
 
