@@ -126,17 +126,17 @@ func TestAdminToken(t *testing.T) {
 	f(200, "Authorization: bearer right", "Host: agent.example.com")
 	f(403, "Authorization: Bearer right", "Origin: http://evil.example.com")
 
-	ready := func(want string, fields ...string) {
+	ready := func(names bool, fields ...string) {
 		t.Helper()
 		resp := adminAnswer(t, a, "/readyz", fields...)
 		body, _ := io.ReadAll(resp.Body)
-		if resp.StatusCode != 200 || string(body) != want {
-			t.Errorf("readyz with %v: %d %q, want %q", fields, resp.StatusCode, body, want)
+		if resp.StatusCode != 200 || !strings.HasPrefix(string(body), "degraded") || strings.HasPrefix(string(body), "degraded: ") != names {
+			t.Errorf("readyz with %v: %d %q, with names: %v", fields, resp.StatusCode, body, names)
 		}
 	}
-	ready("degraded\n")
-	ready("degraded\n", "Authorization: Bearer wrong")
-	ready("degraded: 1 of 2 replicas are up\n", "Authorization: Bearer right")
+	ready(false)
+	ready(false, "Authorization: Bearer wrong")
+	ready(true, "Authorization: Bearer right")
 	if resp := adminAnswer(t, a, "/healthz", "Host: anything.example.com"); resp.StatusCode != 200 {
 		t.Errorf("healthz: status %d", resp.StatusCode)
 	}

@@ -169,10 +169,10 @@ func TestTakeOver(t *testing.T) {
 		if err := a.Run(signals); err != nil {
 			t.Errorf("the first agent: %v", err)
 		}
+		clients.more(t, 500)
 		if clients.last.Load() == before {
 			t.Error("no client that reuses its connection was told to close it")
 		}
-		clients.more(t, 500)
 		a = next
 	}
 	clients.end(t)
