@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"crypto/sha256"
 	"crypto/subtle"
 	"encoding/hex"
@@ -13,6 +14,7 @@ import (
 	"net/netip"
 	"net/url"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -53,7 +55,48 @@ func newAdmin(a *Agent) *http.Server {
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    16 << 10,
+		ConnState:         a.adminBusy.note,
 		ErrorLog:          slog.NewLogLogger(a.log.Handler(), slog.LevelWarn),
+	}
+}
+
+// busyConns are the connections of an http.Server that have a request, or have
+// just been accepted for one. The zero value is none. note is the server's
+// ConnState.
+type busyConns struct {
+	mu   sync.Mutex // guards busy
+	busy map[net.Conn]struct{}
+}
+
+func (b *busyConns) note(c net.Conn, state http.ConnState) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if state != http.StateNew && state != http.StateActive {
+		delete(b.busy, c)
+		return
+	}
+	if b.busy == nil {
+		b.busy = map[net.Conn]struct{}{}
+	}
+	b.busy[c] = struct{}{}
+}
+
+// wait waits until there are none, or ctx ends.
+func (b *busyConns) wait(ctx context.Context) {
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		b.mu.Lock()
+		n := len(b.busy)
+		b.mu.Unlock()
+		if n == 0 {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
 	}
 }
 
@@ -138,7 +181,8 @@ func (*admin) healthz(w http.ResponseWriter, _ *http.Request) {
 func (ad *admin) readyz(w http.ResponseWriter, r *http.Request) {
 	status, state, why := http.StatusOK, "ok", ad.agent.degraded()
 	switch {
-	case ad.agent.draining.Load():
+	case ad.agent.draining.Load() && !ad.agent.adminL.given.Load():
+		// With a successor on the same port the node goes on to be ready.
 		status, state, why = http.StatusServiceUnavailable, "draining", nil
 	case !ad.agent.fleet.routes():
 		status, state = http.StatusServiceUnavailable, "not ready"

@@ -37,6 +37,7 @@ type Agent struct {
 	proxy       *proxy.Server
 	fleet       *fleet
 	admin       *http.Server
+	adminBusy   busyConns // of admin
 
 	serving   sync.WaitGroup // the goroutines in which proxy and admin serve
 	failed    chan error     // what ended one of them before Stop
@@ -122,6 +123,9 @@ func Start(ctx context.Context, cfg Config, log *slog.Logger) (_ *Agent, err err
 func (a *Agent) serve(l *listener, with func(net.Listener) error) {
 	a.serving.Go(func() {
 		err := with(l.Listener)
+		if a.draining.Load() && errors.Is(err, net.ErrClosed) {
+			return // Stop has closed it
+		}
 		if err != nil && !errors.Is(err, proxy.ErrClosed) && !errors.Is(err, http.ErrServerClosed) {
 			a.failed <- fmt.Errorf("serving %s: %w", l.Addr(), err)
 		}
@@ -223,8 +227,12 @@ func (a *Agent) Stop(ctx context.Context) error {
 	for _, l := range a.listeners() {
 		l.close()
 	}
+	// The admin pages stay to the end, to tell that the agent drains; but a
+	// successor that has their port too answers alone from now on.
+	if a.adminL.given.Load() {
+		a.adminL.Close()
+	}
 	err := a.proxy.Shutdown(ctx)
-	// The admin pages stay until now: they tell that the agent drains.
 	a.closeAdmin()
 	a.serving.Wait()
 	a.fleet.close()
@@ -241,6 +249,10 @@ func (a *Agent) Stop(ctx context.Context) error {
 func (a *Agent) closeAdmin() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
+	if a.adminL.given.Load() {
+		// Shutdown drops a request that it sees arrive.
+		a.adminBusy.wait(ctx)
+	}
 	if a.admin.Shutdown(ctx) != nil {
 		a.admin.Close()
 	}

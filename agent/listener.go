@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -38,6 +39,7 @@ type listener struct {
 	log    *slog.Logger
 	asked  *net.UnixListener // nil when nobody can ask
 	giving sync.WaitGroup    // the goroutine that answers
+	given  atomic.Bool       // another agent has the socket too
 }
 
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 15 * time.Second, Count: 9}
@@ -231,6 +233,7 @@ func (l *listener) give() {
 			if err := l.giveTo(c); err != nil {
 				l.log.Warn("cannot hand over the socket", "address", l.Addr(), "error", err)
 			} else {
+				l.given.Store(true)
 				l.log.Info("another agent takes over", "address", l.Addr())
 			}
 			c.Close()

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -155,6 +156,23 @@ func TestTakeOver(t *testing.T) {
 	a := start()
 	config.Listen, config.AdminListen = a.Addr().String(), a.AdminAddr().String()
 	clients := callersOf(config.Listen, 3, 3)
+	// Whoever asks whether the node is ready hears that it is.
+	var asking sync.WaitGroup
+	asking.Go(func() {
+		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: time.Minute}
+		for !clients.stop.Load() {
+			resp, err := client.Get("http://" + config.AdminListen + "/readyz")
+			if err != nil {
+				clients.fail(err)
+				continue
+			}
+			body, _ := io.ReadAll(resp.Body)
+			resp.Body.Close()
+			if string(body) != "ok\n" {
+				clients.fail(fmt.Errorf("readyz: %s", body))
+			}
+		}
+	})
 	for range 3 {
 		clients.more(t, 500)
 		next := start()
@@ -175,6 +193,8 @@ func TestTakeOver(t *testing.T) {
 		}
 		a = next
 	}
+	clients.stop.Store(true)
+	asking.Wait()
 	clients.end(t)
 	stopped(t, a)
 	if got := strings.Count(said.String(), "taking over its socket"); got != 6 { // with the admin port
