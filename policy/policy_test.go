@@ -74,3 +74,21 @@ func BenchmarkLeastRequest256(b *testing.B) {
 		LeastRequest{}.Pick(&Request{Rand: uint64(i)}, cs)
 	}
 }
+
+// TestSlowStart: a replica that takes part of its share is as loaded as one
+// with so many times its requests.
+func TestSlowStart(t *testing.T) {
+	f := func(cold Candidate, warm int, want int) {
+		t.Helper()
+		i, _ := LeastRequest{}.Pick(&Request{}, []Candidate{cold, {InFlight: warm}})
+		if i != want {
+			t.Errorf("%+v beside one with %d in flight: picked %d", cold, warm, i)
+		}
+	}
+	f(Candidate{InFlight: 0, Share: 0.1}, 8, 1)
+	f(Candidate{InFlight: 0, Share: 0.1}, 10, 0)
+	f(Candidate{InFlight: 1, Share: 0.5}, 2, 1)
+	f(Candidate{InFlight: 1, Share: 0.5}, 4, 0)
+	f(Candidate{InFlight: 3, Share: 1}, 4, 0)
+	f(Candidate{InFlight: 3}, 4, 0)
+}

@@ -29,6 +29,7 @@ type exchange struct {
 	// What is true for all of it.
 	limits *Limits
 	access *Access
+	caller caller
 	key    *Key // the API key it came with, when keys are asked for
 
 	// The request.
@@ -42,10 +43,17 @@ type exchange struct {
 	body           []byte // pooled
 	held           int64  // what it counts for in Server.buffered
 	call           call
+	edits          [2]edit // of the body, for the engine
+	usageEdit      edit    // the one that asks for usage
 	http10, isHead bool
 	keepAlive      bool
 	unread         bool // it was refused before it was read
 	reset          bool // the connection is to end with a reset
+
+	// What the key is charged. reserved is taken back or settled by finish.
+	charged   bool
+	reserved  policy.Charge
+	asksUsage bool // the client did not, so its answer must not hold it
 
 	// The choice. The request is inside replica's gate from choose until leave.
 	model      *Model
@@ -108,6 +116,7 @@ func (x *exchange) run() (goOn bool) {
 
 func (x *exchange) begin() {
 	x.limits, x.access, x.key = x.c.s.limits.Load(), x.c.s.access.Load(), nil
+	x.caller, x.charged, x.asksUsage = caller{}, false, false
 	x.method, x.target, x.path = nil, nil, nil
 	x.route, x.allow = routeUnknown, ""
 	x.head, x.id = requestHead{}, nil
@@ -146,8 +155,14 @@ func (x *exchange) read() failure {
 		return badRequest
 	}
 	x.takeID()
+	x.caller = readCaller(x.head.raw)
 	x.target, x.path = originForm(h.RequestURI())
 	x.route, x.allow = routeOf(x.path)
+	if string(x.method) == http.MethodOptions && x.caller.preflight() {
+		x.extra = x.access.appendPreflight(x.extra, &x.caller, x.allow)
+	} else {
+		x.extra = x.access.appendOrigin(x.extra, &x.caller)
+	}
 	size := int64(h.ContentLength())
 	if size > x.limits.MaxBodyBytes {
 		x.message = fmt.Sprintf("The request body is %d bytes; at most %d are taken.", size, x.limits.MaxBodyBytes)
@@ -207,8 +222,8 @@ func (x *exchange) permit() failure {
 		}
 		return none // asked by load balancers and browsers, which have no key
 	}
-	if len(x.access.Keys) > 0 {
-		if x.key = x.access.Find(x.head.key); x.key == nil {
+	if !x.access.Open() {
+		if x.key = x.access.Find(x.caller.key); x.key == nil {
 			return badKey
 		}
 	}
@@ -242,6 +257,9 @@ func (x *exchange) serve() failure {
 		return x.describeModel(fleet)
 	}
 	if f := x.findModel(fleet); f != none {
+		return f
+	}
+	if f := x.admit(); f != none {
 		return f
 	}
 	if x.limits.LogPrompts {
@@ -305,6 +323,55 @@ func (x *exchange) findModel(fleet *Fleet) failure {
 		return forbiddenModel
 	}
 	return none
+}
+
+// admit reserves what the request is taken to cost from what its key may use.
+func (x *exchange) admit() failure {
+	if x.key == nil || x.key.Budget == nil {
+		return none
+	}
+	x.reserved = x.call.estimate(x.route != routeInference)
+	quotas, wait, ok := x.key.Budget.Reserve(time.Now(), x.reserved)
+	x.extra = appendQuotas(x.extra, &quotas)
+	if !ok {
+		x.extra = appendRetryAfter(x.extra, wait)
+		x.message = fmt.Sprintf("The API key `%s` has used up what it may use in a minute; try again in %s.",
+			x.key.Name, appendReset(nil, wait))
+		return overRate
+	}
+	x.charged = true
+	if counts := quotas.Input.Limit > 0 || quotas.Output.Limit > 0; counts && x.route == routeGenerate {
+		x.usageEdit, x.asksUsage = askUsage(x.body, &x.call)
+	}
+	return none
+}
+
+// settle charges the key for what the request has used.
+func (x *exchange) settle(f failure, u usage, known bool) {
+	if !x.charged {
+		return
+	}
+	now := time.Now()
+	used := x.reserved
+	switch {
+	case known:
+		used = u.charge(x.reserved)
+	case !x.passed && (f != clientLeft || x.replica == nil):
+		// No engine has answered, or been asked: it costs nothing.
+		x.key.Budget.Refund(now, x.reserved)
+		return
+	case x.passed && x.status != http.StatusOK:
+		used = policy.Charge{}
+	case !x.passed && x.call.stream:
+		used.Output = 0
+	case x.call.stream:
+		// A chunk is a token or more. Of one that the client has left it is
+		// all that is known.
+		used.Output = int64(x.relay.frames.Chunks + x.kernel.Chunks)
+	case x.route == routeInference:
+		used.Output = 0
+	}
+	x.key.Budget.Settle(now, x.reserved, used)
 }
 
 // ask sends the request to a replica and reads the head of its response. While
@@ -425,22 +492,25 @@ func (x *exchange) usedAlias() bool {
 
 // send writes the request to the engine.
 func (x *exchange) send() failure {
-	body := [3][]byte{x.body}
-	length := len(x.body)
+	edits := x.edits[:0]
 	if x.usedAlias() {
-		// An alias: the engine knows the model by its own name. The rest of
-		// the body stays what it is.
+		// The engine knows the model by its own name. The rest of the body
+		// stays what it is.
 		name := []byte(x.model.Name)
 		if !x.call.form {
 			name = appendJSONString(nil, x.model.Name)
 		}
-		body = [3][]byte{x.body[:x.call.start], name, x.body[x.call.end:]}
-		length += len(name) - (x.call.end - x.call.start)
+		edits = append(edits, edit{x.call.start, x.call.end, name})
 	}
+	if x.asksUsage {
+		edits = append(edits, x.usageEdit)
+	}
+	var pieces [1 + 2*len(x.edits) + 1][]byte // the head goes first
+	bufs, length := cut(pieces[:1], x.body, edits)
 	x.out = x.head.appendTo(x.out[:0], asEngine{method: x.method, target: x.target, replica: x.replica,
-		id: x.id, length: length, hideKey: len(x.access.Keys) > 0})
-	bufs := [4][]byte{x.out, body[0], body[1], body[2]}
-	left, errno := sendAll(x.up.fd, bufs[:])
+		id: x.id, length: length, hideKey: !x.access.Open()})
+	bufs[0] = x.out
+	left, errno := sendAll(x.up.fd, bufs)
 	for errno == unix.EAGAIN {
 		// An engine that answers before it has read the whole request, to
 		// refuse it, is heard.
@@ -533,10 +603,15 @@ func (x *exchange) waitHead() failure {
 func (x *exchange) respond() failure {
 	c, h, r := x.c, &x.response, &x.relay
 	r.reset(c, x.up)
-	x.keepAlive = x.keepAlive && !c.s.draining.Load() && h.body != bodyUntilClose && !(x.http10 && h.body == bodyChunked)
+	if x.asksUsage && h.events && h.status == http.StatusOK {
+		r.filter = &usageFilter{}
+	}
+	reframed := r.filter != nil
+	x.keepAlive = x.keepAlive && !c.s.draining.Load() && (h.body != bodyUntilClose || reframed) &&
+		!(x.http10 && (h.body == bodyChunked || reframed))
 	x.status = h.status
 	x.out = h.appendTo(x.out[:0], asClient{http10: x.http10, keepAlive: x.keepAlive, id: x.id, replica: x.replica.ID,
-		extra: x.extra})
+		extra: x.extra, dropCORS: x.access.Scripts(), dropLimits: x.charged, reframed: reframed})
 
 	early := x.in[bytes.Index(x.in, crlfcrlf)+4:]
 	switch h.body {
@@ -549,6 +624,8 @@ func (x *exchange) respond() failure {
 	case bodyUntilClose:
 		r.untilClose = true
 	}
+	r.decode = r.decode || reframed
+	r.chunked = reframed && !x.http10
 	var decoded []byte
 	body, f := r.accept(early, &decoded)
 	if f != none {
@@ -585,6 +662,8 @@ func (x *exchange) join() (why string) {
 		return "with_head"
 	case r.untilClose:
 		return "until_close"
+	case r.filter != nil:
+		return "usage"
 	case r.decode:
 		return "http10"
 	case r.frames.Fixed && r.frames.Left <= spliceWorth:
@@ -753,8 +832,17 @@ func (x *exchange) finish(f failure) {
 			r.succeeded()
 		}
 	}
+	u, known := usage{}, false
+	if x.passed && x.status == http.StatusOK {
+		if fl := x.relay.filter; fl != nil && fl.found {
+			u, known = fl.usage, true
+		} else {
+			u, known = findUsage(x.relay.tail)
+		}
+	}
+	x.settle(f, u, known)
 	x.c.s.requestDone(x, f)
 	x.leave()
 	x.giveBack()
-	x.c.s.stats.finished(x, f)
+	x.c.s.stats.finished(x, f, u, known)
 }

@@ -56,10 +56,7 @@ const (
 	fieldAPIKey
 	fieldContentEncoding
 	fieldContentType
-	fieldOrigin
-	fieldCORSMethod
-	fieldCORSHeaders
-	fieldCORS  // another field that begins with access-control-
+	fieldCORS  // access-control-*
 	fieldLimit // x-ratelimit-*
 )
 
@@ -102,12 +99,6 @@ func fieldOf(name []byte) field {
 		return fieldContentEncoding
 	case "content-type":
 		return fieldContentType
-	case "origin":
-		return fieldOrigin
-	case "access-control-request-method":
-		return fieldCORSMethod
-	case "access-control-request-headers":
-		return fieldCORSHeaders
 	}
 	switch known := string(lower[:len(name)]); {
 	case strings.HasPrefix(known, "access-control-"):
@@ -173,17 +164,13 @@ func (o *connectionOptions) has(name []byte) bool {
 // requestHead is what forwarding needs of a request's head beside what
 // fasthttp parses. It points into the header's memory.
 type requestHead struct {
-	raw     []byte // the field lines
-	options connectionOptions
-	id      []byte // the client's x-request-id when it is well formed
-	expect  []byte // nil when nothing is expected
-	// key is the API key that the client presents, nil when it presents none.
-	key         []byte
+	raw         []byte // the field lines
+	options     connectionOptions
+	id          []byte // the client's x-request-id when it is well formed
+	expect      []byte // nil when nothing is expected
 	contentType []byte
 	// encoding is a Content-Encoding other than identity.
 	encoding []byte
-	// What a web page's script sends: nil when it was not sent.
-	origin, corsMethod, corsHeaders []byte
 }
 
 // read checks and fills h from the field lines raw. why is not empty when the
@@ -216,26 +203,12 @@ func (h *requestHead) read(raw []byte) (why string) {
 			if h.id == nil && wellFormedID(f.value) {
 				h.id = f.value
 			}
-		case fieldAuthorization:
-			if scheme, key, ok := bytes.Cut(f.value, []byte(" ")); ok && bytes.EqualFold(scheme, []byte("bearer")) {
-				h.key = bytes.TrimLeft(key, " ")
-			}
-		case fieldAPIKey:
-			if h.key == nil {
-				h.key = f.value
-			}
 		case fieldContentType:
 			h.contentType = f.value
 		case fieldContentEncoding:
 			if !bytes.EqualFold(f.value, []byte("identity")) && len(f.value) > 0 {
 				h.encoding = f.value
 			}
-		case fieldOrigin:
-			h.origin = f.value
-		case fieldCORSMethod:
-			h.corsMethod = f.value
-		case fieldCORSHeaders:
-			h.corsHeaders = f.value
 		}
 	}
 	if lengths+encodings > 1 {
@@ -283,8 +256,7 @@ func (h *requestHead) appendTo(dst []byte, to asEngine) []byte {
 			if own || to.hideKey {
 				continue
 			}
-		case fieldOther, fieldContentType, fieldContentEncoding, fieldOrigin,
-			fieldCORSMethod, fieldCORSHeaders, fieldCORS, fieldLimit:
+		case fieldOther, fieldContentType, fieldContentEncoding, fieldCORS, fieldLimit:
 		default:
 			continue
 		}
@@ -389,7 +361,7 @@ func (h *responseHead) read(head []byte) error {
 	first, fieldLines, _ := bytes.Cut(head, crlf)
 	*h = responseHead{status: p.h.StatusCode(), raw: fieldLines, close: p.h.ConnectionClose()}
 	const start = len("HTTP/1.1 200")
-	if len(first) < start || first[start-4] != ' ' || first[start-3] == ' ' || len(first) > start && first[start] != ' ' {
+	if len(first) < start || !bytes.HasPrefix(first, []byte("HTTP/1.")) || first[start-3] < '1' || first[start-4] != ' ' || first[start-3] == ' ' || len(first) > start && first[start] != ' ' {
 		return errEngineHead
 	}
 	if len(first) > start {

@@ -9,7 +9,9 @@ const (
 	routeUnknown route = iota
 	// routeGenerate: chat and completions. Their streams tell usage when asked.
 	routeGenerate
-	// routeInference: the other paths whose JSON body names a model.
+	// routeAnswer: other paths that generate an answer.
+	routeAnswer
+	// routeInference: paths whose answer is computed, not generated.
 	routeInference
 	// routeForm: the body is a form with a model field.
 	routeForm
@@ -25,10 +27,11 @@ func routeOf(path []byte) (r route, allow string) {
 	switch string(path) {
 	case "/v1/chat/completions", "/v1/completions":
 		return routeGenerate, "POST"
-	case "/v1/responses", "/v1/messages", "/v1/messages/count_tokens",
-		"/v1/chat/completions/batch", "/v1/chat/completions/render", "/v1/completions/render",
-		"/inference/v1/generate", "/generative_scoring", "/v1/decisions", "/invocations",
-		"/generate", "/generate_stream",
+	case "/v1/responses", "/v1/messages", "/v1/chat/completions/batch",
+		"/inference/v1/generate", "/invocations", "/generate", "/generate_stream":
+		return routeAnswer, "POST"
+	case "/v1/messages/count_tokens", "/v1/chat/completions/render", "/v1/completions/render",
+		"/generative_scoring", "/v1/decisions",
 		"/v1/embeddings", "/v2/embed", "/encode", "/pooling",
 		"/classify", "/v1/classify", "/score", "/v1/score",
 		"/rerank", "/v1/rerank", "/v2/rerank",
