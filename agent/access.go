@@ -8,16 +8,13 @@ import (
 	"github.com/inferrail/inferrail/proxy"
 )
 
-// accessOf says who may send requests. A key that was in old under the same
-// name keeps its budget: what it has used of this minute stays used.
-func accessOf(c *ServerConfig, old *proxy.Access, now time.Time) *proxy.Access {
+// keysOf makes the keys of clients. One that was in old under the same name
+// keeps its budget: what it has used of this minute stays used.
+func keysOf(c *ServerConfig, old []*proxy.Key, now time.Time) (keys []*proxy.Key) {
 	budgets := map[string]*policy.Budget{}
-	if old != nil {
-		for _, k := range old.Keys {
-			budgets[k.Name] = k.Budget
-		}
+	for _, k := range old {
+		budgets[k.Name] = k.Budget
 	}
-	access := &proxy.Access{Origins: c.CORSOrigins}
 	for _, kc := range c.APIKeys {
 		k := &proxy.Key{Name: kc.Name, Models: kc.Models, Budget: budgets[kc.Name]}
 		// Validate has seen to the length.
@@ -32,7 +29,7 @@ func accessOf(c *ServerConfig, old *proxy.Access, now time.Time) *proxy.Access {
 		} else {
 			k.Budget.SetRates(rates, now)
 		}
-		access.Keys = append(access.Keys, k)
+		keys = append(keys, k)
 	}
-	return access
+	return keys
 }

@@ -47,7 +47,7 @@ type Agent struct {
 	following sync.WaitGroup // the goroutines that look at files
 
 	reloads reloads
-	access  *proxy.Access // what proxy was given last; guarded by reloads.mu
+	keys    []*proxy.Key // what proxy was given last; guarded by reloads.mu
 }
 
 // Start validates cfg and starts an agent. When it returns, requests are
@@ -91,8 +91,8 @@ func Start(ctx context.Context, cfg Config, log *slog.Logger) (_ *Agent, err err
 	}
 	a.proxy = proxy.New(limitsOf(&cfg), a.datapath.Joiner(), log)
 	a.proxy.LameDuck = min(lameDuck, cfg.Server.ShutdownTimeout/4)
-	a.access = accessOf(&cfg.Server, nil, time.Now())
-	a.proxy.SetAccess(a.access)
+	a.keys = keysOf(&cfg.Server, nil, time.Now())
+	a.proxy.SetAccess(proxy.NewAccess(a.keys, cfg.Server.CORSOrigins))
 	if a.datapath.Joiner() == nil {
 		a.proxy.CopyReason = a.datapath.Reason()
 	}

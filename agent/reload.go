@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/inferrail/inferrail/proxy"
 )
 
 // Source is where the configuration of an agent comes from again while it runs.
@@ -149,14 +151,13 @@ func (a *Agent) Reload(cfg Config) error {
 		a.log.Info("the configuration says what is in use")
 	}
 
-	access := accessOf(&cfg.Server, a.access, time.Now())
-	a.access = access
+	a.keys = keysOf(&cfg.Server, a.keys, time.Now())
 	a.cfg.Store(&cfg)
 	if a.certificate != nil {
 		a.certificate.look(cfg.Server.TLS)
 	}
 	a.proxy.SetLimits(limitsOf(&cfg))
-	a.proxy.SetAccess(access)
+	a.proxy.SetAccess(proxy.NewAccess(a.keys, cfg.Server.CORSOrigins))
 	a.reloads.applied++
 	a.reloads.problems, a.reloads.last = 0, time.Now()
 	if err := a.fleet.reconfigure(&cfg); err != nil {

@@ -14,8 +14,6 @@ import (
 	"time"
 
 	"github.com/cockroachdb/datadriven"
-
-	"github.com/inferrail/inferrail/policy"
 )
 
 func TestDifferenceStories(t *testing.T) {
@@ -296,27 +294,55 @@ func TestReloadUnderLoad(t *testing.T) {
 	}
 }
 
-// A key that keeps its name keeps what it has used.
-func TestAccessKeepsBudgets(t *testing.T) {
-	now := time.Unix(1000, 0)
-	c := &ServerConfig{CORSOrigins: []string{"*"}, APIKeys: []KeyConfig{
-		{Name: "a", SHA256: hashOf("1"), Models: []string{"m"}, RequestsPerMinute: 1},
-		{Name: "b", SHA256: strings.ToUpper(hashOf("2"))},
-	}}
-	first := accessOf(c, nil, now)
-	c.APIKeys = []KeyConfig{{Name: "c", SHA256: hashOf("2")}, {Name: "a", SHA256: hashOf("3"), RequestsPerMinute: 2}}
-	second := accessOf(c, first, now)
-	budgets := map[*policy.Budget]bool{}
-	for _, k := range append(first.Keys, second.Keys...) {
-		budgets[k.Budget] = true
+// A key that keeps its name keeps what it has used, and loses it with its name.
+func TestKeysAreReloaded(t *testing.T) {
+	l := followed(t, testConfig(startEngine(t, 0, "m")), "")
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 30 * time.Second}
+	status := func(key string) int {
+		t.Helper()
+		req, err := http.NewRequestWithContext(t.Context(), "POST", "http://"+l.Addr().String()+"/v1/completions",
+			strings.NewReader(`{"model":"m","max_tokens":1,"prompt":"x"}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer "+key)
+		resp, err := client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		return resp.StatusCode
 	}
-	if len(budgets) != 3 || first.Keys[0].Budget != second.Keys[1].Budget {
-		t.Errorf("%d budgets for three names", len(budgets))
+	applied := 0
+	reload := func(text string) {
+		t.Helper()
+		write(t, l.file, []byte(text))
+		l.hangup <- syscall.SIGHUP
+		applied++
+		want := fmt.Sprintf(`inferrail_config_reloads_total{outcome="applied"} %d`, applied)
+		eventually(t, func() bool { _, body := page(t, l.Agent, "/metrics"); return strings.Contains(body, want) },
+			func() string { return "not applied: " + text })
 	}
-	if got := fmt.Sprintf("%x", first.Keys[1].Hash); got != hashOf("2") {
-		t.Errorf("the hash became %s", got)
+	f := func(key string, want int) {
+		t.Helper()
+		if got := status(key); got != want {
+			t.Errorf("with key %q: status %d, want %d", key, got, want)
+		}
 	}
-	if first.Keys[0].Models[0] != "m" || first.Origins[0] != "*" {
-		t.Error("models or origins are lost")
+	entry := func(name, key string) string {
+		return fmt.Sprintf("server: {api_keys: [{name: %s, sha256: %s, requests_per_minute: 1}]}\n", name, strings.ToUpper(hashOf(key)))
 	}
+	f("", 200)
+	reload(entry("a", "one"))
+	f("", 401)
+	f("two", 401)
+	f("one", 200)
+	f("one", 429)
+	reload(entry("a", "two")) // another secret, the same key
+	f("one", 401)
+	f("two", 429)
+	reload(entry("b", "two"))
+	f("two", 200)
+	reload("# none\n")
+	f("", 200)
 }
