@@ -182,6 +182,33 @@ func (s *Server) shardOf(fd int) *shard { return s.shards[fd%len(s.shards)] }
 // Serve accepts connections from l until Shutdown, and closes l. l must yield
 // *net.TCPConn, with Multipath TCP off: an MPTCP socket cannot be spliced.
 func (s *Server) Serve(l net.Listener) error {
+	return s.accept(l, func(tcp *net.TCPConn) {
+		c, err := newConn(s, tcp)
+		if err != nil {
+			tcp.Close()
+			return
+		}
+		s.mu.Lock()
+		if most := s.limits.Load().MaxConns; most > 0 && len(s.conns) >= most {
+			s.mu.Unlock()
+			s.turnAway(tcp)
+			return
+		}
+		s.conns[c] = struct{}{}
+		s.running.Add(1)
+		s.mu.Unlock()
+		s.stats.accepted.Add(1)
+		go func() {
+			defer s.running.Done()
+			c.serve()
+		}()
+	})
+}
+
+// accept gives the connections of l to start, which takes them over and does
+// not wait for them. During Shutdown it gives it those that are queued, and
+// ends: one that was accepted is not lost.
+func (s *Server) accept(l net.Listener, start func(*net.TCPConn)) error {
 	s.mu.Lock()
 	if s.draining.Load() {
 		s.mu.Unlock()
@@ -205,7 +232,7 @@ func (s *Server) Serve(l net.Listener) error {
 		nc, err := l.Accept()
 		if err != nil {
 			if s.draining.Load() {
-				s.acceptQueued(l)
+				acceptQueued(l, start)
 				return ErrClosed
 			}
 			if errors.Is(err, net.ErrClosed) {
@@ -227,37 +254,13 @@ func (s *Server) Serve(l net.Listener) error {
 			nc.Close()
 			return fmt.Errorf("listener %s yields %T, not *net.TCPConn", l.Addr(), nc)
 		}
-		s.accept(tcp)
+		start(tcp)
 	}
-}
-
-// accept serves a connection on a goroutine of its own. It is called while
-// Serve runs, even during Shutdown: one that was accepted is not lost.
-func (s *Server) accept(tcp *net.TCPConn) {
-	c, err := newConn(s, tcp)
-	if err != nil {
-		tcp.Close()
-		return
-	}
-	s.mu.Lock()
-	if most := s.limits.Load().MaxConns; most > 0 && len(s.conns) >= most {
-		s.mu.Unlock()
-		s.turnAway(tcp)
-		return
-	}
-	s.conns[c] = struct{}{}
-	s.running.Add(1)
-	s.mu.Unlock()
-	s.stats.accepted.Add(1)
-	go func() {
-		defer s.running.Done()
-		c.serve()
-	}()
 }
 
 // acceptQueued accepts what waits at a listener that is about to be closed,
 // which would reset it.
-func (s *Server) acceptQueued(l net.Listener) {
+func acceptQueued(l net.Listener, start func(*net.TCPConn)) {
 	t, ok := l.(*net.TCPListener)
 	if !ok {
 		return
@@ -280,7 +283,7 @@ func (s *Server) acceptQueued(l net.Listener) {
 		if err != nil {
 			continue
 		}
-		s.accept(nc.(*net.TCPConn))
+		start(nc.(*net.TCPConn))
 	}
 }
 
