@@ -1,11 +1,20 @@
 package agent
 
 import (
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/pprof"
+	"net/netip"
+	"net/url"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -13,7 +22,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// admin answers the pages of the admin port. It only reads.
+// admin answers the pages of the admin port. It only reads, and no page fetches
+// what a request names.
 type admin struct {
 	agent *Agent
 	page  http.Handler // /metrics
@@ -21,9 +31,12 @@ type admin struct {
 
 func newAdmin(a *Agent) *http.Server {
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(a.proxy, a.datapath, a.fleet,
+	registry.MustRegister(a.proxy, a.datapath, a.fleet, &a.reloads,
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	if a.certificate != nil {
+		registry.MustRegister(a.certificate)
+	}
 	ad := &admin{agent: a, page: promhttp.HandlerFor(registry, promhttp.HandlerOpts{
 		ErrorLog: slog.NewLogLogger(a.log.Handler(), slog.LevelError),
 	})}
@@ -38,11 +51,124 @@ func newAdmin(a *Agent) *http.Server {
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
 	return &http.Server{
-		Handler:           mux,
+		Handler:           ad.guard(mux),
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       2 * time.Minute,
+		MaxHeaderBytes:    16 << 10,
+		ConnState:         a.adminBusy.note,
 		ErrorLog:          slog.NewLogLogger(a.log.Handler(), slog.LevelWarn),
 	}
+}
+
+// busyConns are the connections of an http.Server that have a request, or have
+// just been accepted for one. The zero value is none. note is the server's
+// ConnState.
+type busyConns struct {
+	mu   sync.Mutex // guards busy
+	busy map[net.Conn]struct{}
+}
+
+func (b *busyConns) note(c net.Conn, state http.ConnState) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if state != http.StateNew && state != http.StateActive {
+		delete(b.busy, c)
+		return
+	}
+	if b.busy == nil {
+		b.busy = map[net.Conn]struct{}{}
+	}
+	b.busy[c] = struct{}{}
+}
+
+// wait waits until there are none, or ctx ends.
+func (b *busyConns) wait(ctx context.Context) {
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		b.mu.Lock()
+		n := len(b.busy)
+		b.mu.Unlock()
+		if n == 0 {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// guard lets through who may see the pages: who has the token or, where none is
+// configured, processes of this node, for which web pages in a browser do not
+// count. /healthz and /readyz are for everybody, but /readyz tells others one
+// word only.
+func (ad *admin) guard(pages http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h := w.Header()
+		h.Set("X-Content-Type-Options", "nosniff")
+		h.Set("X-Frame-Options", "DENY")
+		h.Set("Content-Security-Policy", "default-src 'self'; style-src 'self' 'unsafe-inline'; frame-ancestors 'none'")
+		h.Set("Referrer-Policy", "no-referrer")
+		h.Set("Cache-Control", "no-store")
+		if r.URL.Path == "/healthz" || r.URL.Path == "/readyz" {
+			pages.ServeHTTP(w, r)
+			return
+		}
+		switch why := ad.refuses(r); {
+		case why == "":
+			pages.ServeHTTP(w, r)
+		case why == noToken:
+			h.Set("WWW-Authenticate", `Bearer realm="inferrail admin"`)
+			http.Error(w, why, http.StatusUnauthorized)
+		default:
+			http.Error(w, why, http.StatusForbidden)
+		}
+	})
+}
+
+const noToken = "this page wants the token whose hash is admin_token_sha256 in the configuration: Authorization: Bearer TOKEN"
+
+// refuses says why a request may not see the pages; nothing when it may.
+func (ad *admin) refuses(r *http.Request) string {
+	if origin := r.Header.Get("Origin"); origin != "" {
+		if u, err := url.Parse(origin); err != nil || u.Host == "" || u.Host != r.Host {
+			return "requests of other web sites are refused"
+		}
+	}
+	// Browsers say so even where they send no Origin. A link that is followed
+	// is not the other site's request.
+	if r.Header.Get("Sec-Fetch-Site") == "cross-site" && r.Header.Get("Sec-Fetch-Mode") != "navigate" {
+		return "requests of other web sites are refused"
+	}
+	hash := ad.agent.cfg.Load().AdminTokenSHA256
+	if hash == "" {
+		if !isLiteral(r.Host) {
+			// A name of another site may lead here (DNS rebinding).
+			return "the admin pages are asked for by address, such as 127.0.0.1, or as localhost; for other names configure admin_token_sha256"
+		}
+		return ""
+	}
+	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	want, err := hex.DecodeString(hash)
+	got := sha256.Sum256([]byte(strings.TrimSpace(token)))
+	if err != nil || !strings.EqualFold(scheme, "bearer") || subtle.ConstantTimeCompare(got[:], want) != 1 {
+		return noToken
+	}
+	return ""
+}
+
+// isLiteral tells whether a Host field is an address or localhost, with or
+// without a port: no name that somebody else controls leads here by it.
+func isLiteral(host string) bool {
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		host = name
+	} else {
+		host = strings.TrimSuffix(strings.TrimPrefix(host, "["), "]")
+	}
+	_, err := netip.ParseAddr(host)
+	return err == nil || host == "" || strings.EqualFold(host, "localhost")
 }
 
 // healthz: the process is alive.
@@ -52,20 +178,41 @@ func (*admin) healthz(w http.ResponseWriter, _ *http.Request) {
 
 // readyz: requests are served. Status 503 when none can be; "degraded", with
 // status 200, names what is missing while some can be.
-func (ad *admin) readyz(w http.ResponseWriter, _ *http.Request) {
-	up, of := ad.agent.Replicas()
+func (ad *admin) readyz(w http.ResponseWriter, r *http.Request) {
+	status, state, why := http.StatusOK, "ok", ad.agent.degraded()
 	switch {
-	case ad.agent.draining.Load():
-		http.Error(w, "draining", http.StatusServiceUnavailable)
+	case ad.agent.draining.Load() && !ad.agent.adminL.given.Load():
+		// With a successor on the same port the node goes on to be ready.
+		status, state, why = http.StatusServiceUnavailable, "draining", nil
 	case !ad.agent.fleet.routes():
-		http.Error(w, fmt.Sprintf("not ready: none of %d replicas takes requests", of), http.StatusServiceUnavailable)
-	case up < of:
-		fmt.Fprintf(w, "degraded: %d of %d replicas are up\n", up, of)
-	default:
-		fmt.Fprintln(w, "ok")
+		status, state = http.StatusServiceUnavailable, "not ready"
+	case len(why) > 0:
+		state = "degraded"
 	}
+	if len(why) > 0 && ad.refuses(r) == "" {
+		state += ": " + strings.Join(why, "; ")
+	}
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.WriteHeader(status)
+	fmt.Fprintln(w, state)
 }
 
+// degraded names what is not as it should be.
+func (a *Agent) degraded() (list []string) {
+	if _, of := a.Replicas(); !a.fleet.routes() {
+		list = append(list, fmt.Sprintf("none of %d replicas takes requests", of))
+	}
+	list = append(list, a.fleet.ailments()...)
+	if why := a.reloads.problem(); why != "" {
+		list = append(list, why)
+	}
+	if a.certificate != nil {
+		if why := a.certificate.problem(); why != "" {
+			list = append(list, "certificate: "+why+"; the last good one is in use")
+		}
+	}
+	return list
+}
 func (ad *admin) fleet(w http.ResponseWriter, _ *http.Request) {
 	ad.write(w, ad.agent.fleet.status())
 }

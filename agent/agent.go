@@ -7,9 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,30 +24,42 @@ import (
 // Agent is one running node. Start makes it, Stop (or Run, which ends in Stop)
 // must be called once. The other methods may be called from any goroutine.
 type Agent struct {
-	cfg Config
+	// cfg is what is in use: an immutable snapshot that Reload replaces.
+	cfg atomic.Pointer[Config]
 	log *slog.Logger
 
 	// In the order in which Start makes them; Stop goes backwards.
-	listener net.Listener // owned by proxy once it serves
-	datapath *datapath
-	proxy    *proxy.Server
-	fleet    *fleet
-	adminL   net.Listener // owned by admin once it serves
-	admin    *http.Server
+	certificate *certificate // nil without TLS
+	listener    *listener    // its socket is owned by proxy once it serves
+	tlsL        *listener    // likewise; nil unless TLS has an address of its own
+	adminL      *listener    // its socket is owned by admin once it serves
+	datapath    *datapath
+	proxy       *proxy.Server
+	fleet       *fleet
+	admin       *http.Server
+	adminBusy   busyConns // of admin
 
-	serving  sync.WaitGroup // the goroutines in which proxy and admin serve
-	failed   chan error     // what ended one of them before Stop
-	draining atomic.Bool
+	serving   sync.WaitGroup // the goroutines in which proxy and admin serve
+	failed    chan error     // what ended one of them before Stop
+	draining  atomic.Bool
+	stopping  context.Context // ends when Stop begins
+	stop      context.CancelFunc
+	following sync.WaitGroup // the goroutines that look at files
+
+	reloads reloads
+	keys    []*proxy.Key // what proxy was given last; guarded by reloads.mu
 }
 
 // Start validates cfg and starts an agent. When it returns, requests are
 // accepted and every replica was looked at once; those that did not answer
 // join when they do. ctx bounds the start only.
 func Start(ctx context.Context, cfg Config, log *slog.Logger) (_ *Agent, err error) {
-	if err := cfg.Validate(); err != nil {
+	if err := cfg.Check(); err != nil {
 		return nil, err
 	}
-	a := &Agent{cfg: cfg, log: log, failed: make(chan error, 2)}
+	a := &Agent{log: log, failed: make(chan error, 3)}
+	a.cfg.Store(&cfg)
+	a.stopping, a.stop = context.WithCancel(context.Background())
 	defer func() {
 		if err != nil {
 			a.undoStart()
@@ -55,51 +69,106 @@ func Start(ctx context.Context, cfg Config, log *slog.Logger) (_ *Agent, err err
 
 	// The listeners first: what needs them is told the real addresses, and a
 	// port in use is found before anything else is set up.
-	if a.listener, err = listen(ctx, cfg.Listen); err != nil {
+	if cfg.Server.TLS.CertFile != "" {
+		if a.certificate, err = openCertificate(cfg.Server.TLS, log); err != nil {
+			return nil, err
+		}
+	}
+	if a.listener, err = openListener(ctx, cfg.Listen, log); err != nil {
 		return nil, fmt.Errorf("listen: %w", err)
 	}
-	if a.adminL, err = listen(ctx, cfg.AdminListen); err != nil {
+	if cfg.Server.TLS.Listen != "" {
+		if a.tlsL, err = openListener(ctx, cfg.Server.TLS.Listen, log); err != nil {
+			return nil, fmt.Errorf("server.tls.listen: %w", err)
+		}
+	}
+	if a.adminL, err = openListener(ctx, cfg.AdminListen, log); err != nil {
 		return nil, fmt.Errorf("admin_listen: %w", err)
 	}
 	// The datapath lives until Stop closes it, whatever becomes of ctx.
 	if a.datapath, err = openDatapath(context.WithoutCancel(ctx), cfg.Datapath, log); err != nil {
 		return nil, err
 	}
-	a.proxy = proxy.New(proxy.Limits{
-		IdleTimeout:    cfg.Server.IdleTimeout,
-		HeadTimeout:    cfg.Server.HeadTimeout,
-		BodyTimeout:    cfg.Server.BodyTimeout,
-		RequestTimeout: cfg.Server.RequestTimeout,
-		StallTimeout:   cfg.Server.StallTimeout,
-		ConnectTimeout: cfg.Server.ConnectTimeout,
-		UpstreamIdle:   cfg.Server.UpstreamIdle,
-		MaxHeadBytes:   int(cfg.Server.MaxHeadBytes),
-		MaxBodyBytes:   int64(cfg.Server.MaxBodyBytes),
-	}, a.datapath.Joiner(), log)
+	a.proxy = proxy.New(limitsOf(&cfg), a.datapath.Joiner(), log)
+	a.proxy.LameDuck = min(lameDuck, cfg.Server.ShutdownTimeout/4)
+	a.keys = keysOf(&cfg.Server, nil, time.Now())
+	a.proxy.SetAccess(proxy.NewAccess(a.keys, cfg.Server.CORSOrigins))
 	if a.datapath.Joiner() == nil {
 		a.proxy.CopyReason = a.datapath.Reason()
 	}
-	if a.fleet, err = startFleet(&a.cfg, log, a.proxy.SetFleet, a.datapath.Engines); err != nil {
+	if a.fleet, err = startFleet(&cfg, log, a.proxy.SetFleet, a.datapath.Engines); err != nil {
 		return nil, err
 	}
 	a.datapath.name = a.fleet.replicaID
 	a.admin = newAdmin(a)
+	a.reloads.last = time.Now()
 
-	a.serving.Go(func() {
-		if err := a.proxy.Serve(a.listener); !errors.Is(err, proxy.ErrClosed) {
-			a.failed <- fmt.Errorf("serving %s: %w", a.listener.Addr(), err)
-		}
-	})
-	a.serving.Go(func() {
-		if err := a.admin.Serve(a.adminL); err != nil && !errors.Is(err, http.ErrServerClosed) {
-			a.failed <- fmt.Errorf("serving %s: %w", a.adminL.Addr(), err)
-		}
-	})
+	switch {
+	case a.certificate == nil:
+		a.serve(a.listener, a.proxy.Serve)
+	case a.tlsL == nil:
+		a.serve(a.listener, a.serveTLS)
+	default:
+		a.serve(a.listener, a.proxy.Serve)
+		a.serve(a.tlsL, a.serveTLS)
+	}
+	a.serve(a.adminL, a.admin.Serve)
+	if a.certificate != nil {
+		a.following.Go(a.watchCertificate)
+	}
 	return a, nil
+}
+
+// serve serves a listener until Stop.
+func (a *Agent) serve(l *listener, with func(net.Listener) error) {
+	a.serving.Go(func() {
+		err := with(l.Listener)
+		if a.draining.Load() && errors.Is(err, net.ErrClosed) {
+			return // Stop has closed it
+		}
+		if err != nil && !errors.Is(err, proxy.ErrClosed) && !errors.Is(err, http.ErrServerClosed) {
+			a.failed <- fmt.Errorf("serving %s: %w", l.Addr(), err)
+		}
+	})
+}
+
+func (a *Agent) serveTLS(l net.Listener) error { return a.proxy.ServeTLS(l, a.certificate.config()) }
+
+// lameDuck is how long a client that has no request running is still answered
+// when the agent drains: the answer tells it to close its connection, so that
+// the next request goes elsewhere. Closed without warning, a connection would
+// lose the request that is on its way.
+const lameDuck = 2 * time.Second
+
+// limitsOf is what the configuration says of clients' requests.
+func limitsOf(c *Config) proxy.Limits {
+	s := &c.Server
+	conns := s.MaxConnections
+	if lim := (unix.Rlimit{}); conns == 0 && unix.Getrlimit(unix.RLIMIT_NOFILE, &lim) == nil {
+		// The other half is for the connections to engines.
+		conns = int(min(lim.Cur/2, math.MaxInt32))
+	}
+	return proxy.Limits{
+		IdleTimeout:    s.IdleTimeout,
+		HeadTimeout:    s.HeadTimeout,
+		BodyTimeout:    s.BodyTimeout,
+		RequestTimeout: s.RequestTimeout,
+		StallTimeout:   s.StallTimeout,
+		ConnectTimeout: s.ConnectTimeout,
+		UpstreamIdle:   s.UpstreamIdle,
+		MaxHeadBytes:   int(s.MaxHeadBytes),
+		MaxBodyBytes:   int64(s.MaxBodyBytes),
+		MaxAttempts:    c.Retry.MaxAttempts,
+		Backoff:        c.Retry.Backoff,
+		MaxConns:       conns,
+		MaxBuffered:    int64(s.MaxBuffered),
+		LogPrompts:     s.LogPrompts,
+	}
 }
 
 // undoStart closes what a failed Start has made. Nothing serves yet.
 func (a *Agent) undoStart() {
+	a.stop()
 	if a.fleet != nil {
 		a.fleet.close()
 	}
@@ -109,12 +178,15 @@ func (a *Agent) undoStart() {
 	if a.datapath != nil {
 		a.datapath.Close()
 	}
-	if a.adminL != nil {
-		a.adminL.Close()
+	for _, l := range a.listeners() {
+		l.close()
+		l.Close()
 	}
-	if a.listener != nil {
-		a.listener.Close()
-	}
+}
+
+// listeners are those that have been opened.
+func (a *Agent) listeners() []*listener {
+	return slices.DeleteFunc([]*listener{a.listener, a.tlsL, a.adminL}, func(l *listener) bool { return l == nil })
 }
 
 // Run blocks until a signal arrives, then drains for up to
@@ -125,11 +197,11 @@ func (a *Agent) Run(signals <-chan os.Signal) error {
 	select {
 	case s := <-signals:
 		a.log.Info("draining; a second signal ends running requests at once",
-			"signal", s, "timeout", a.cfg.Server.ShutdownTimeout)
+			"signal", s, "timeout", a.cfg.Load().Server.ShutdownTimeout)
 	case failure = <-a.failed:
 		a.log.Error("stopping", "why", failure)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), a.cfg.Server.ShutdownTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), a.cfg.Load().Server.ShutdownTimeout)
 	defer cancel()
 	stopped := make(chan error, 1)
 	go func() { stopped <- a.Stop(ctx) }()
@@ -147,9 +219,20 @@ func (a *Agent) Run(signals <-chan os.Signal) error {
 // is done, which ends them, and releases everything. The error tells that
 // requests were cut.
 func (a *Agent) Stop(ctx context.Context) error {
+	a.reloads.mu.Lock() // one that has begun is applied as a whole
 	a.draining.Store(true)
+	a.reloads.mu.Unlock()
+	a.stop()
+	a.following.Wait()
+	for _, l := range a.listeners() {
+		l.close()
+	}
+	// The admin pages stay to the end, to tell that the agent drains; but a
+	// successor that has their port too answers alone from now on.
+	if a.adminL.given.Load() {
+		a.adminL.Close()
+	}
 	err := a.proxy.Shutdown(ctx)
-	// The admin pages stay until now: they tell that the agent drains.
 	a.closeAdmin()
 	a.serving.Wait()
 	a.fleet.close()
@@ -166,6 +249,10 @@ func (a *Agent) Stop(ctx context.Context) error {
 func (a *Agent) closeAdmin() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
+	if a.adminL.given.Load() {
+		// Shutdown drops a request that it sees arrive.
+		a.adminBusy.wait(ctx)
+	}
 	if a.admin.Shutdown(ctx) != nil {
 		a.admin.Close()
 	}
@@ -194,16 +281,6 @@ func (a *Agent) Models() []string {
 
 // Serving is closed when the first replica takes requests.
 func (a *Agent) Serving() <-chan struct{} { return a.fleet.serving }
-
-// listen opens a TCP listener. Multipath TCP is off, because the kernel
-// datapath knows plain TCP sockets only.
-func listen(ctx context.Context, addr string) (net.Listener, error) {
-	lc := net.ListenConfig{KeepAliveConfig: net.KeepAliveConfig{
-		Enable: true, Idle: 15 * time.Second, Interval: 15 * time.Second, Count: 9,
-	}}
-	lc.SetMultipathTCP(false)
-	return lc.Listen(ctx, "tcp", addr)
-}
 
 // manyFiles is enough for any node: each running request holds two
 // descriptors. fewFiles is what a busy one exceeds.

@@ -289,11 +289,12 @@ func TestStartFailure(t *testing.T) {
 // The kernel datapath knows plain TCP sockets only, and clients that vanish
 // are noticed.
 func TestListenerIsPlainTCP(t *testing.T) {
-	l, err := listen(t.Context(), "127.0.0.1:0")
+	l, err := openListener(t.Context(), "127.0.0.1:0", testLog(t))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
+	defer l.close()
 	client, err := net.Dial("tcp", l.Addr().String())
 	if err != nil {
 		t.Fatal(err)

@@ -7,10 +7,11 @@ import (
 	"io"
 	"math"
 	"net"
-	"net/url"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -27,7 +28,8 @@ import (
 // with it. It is not changed after that.
 //
 // The yaml tags are the keys of the configuration file, in which any other key
-// is an error.
+// is an error. Values tagged secret appear in no message, nor do hashes: who
+// puts the key itself where its hash belongs must not find it in a log.
 type Config struct {
 	// Listen is the TCP address that clients send their requests to.
 	Listen string `yaml:"listen"`
@@ -35,7 +37,7 @@ type Config struct {
 	AdminListen string `yaml:"admin_listen"`
 	// AdminTokenSHA256 is the SHA-256, in hexadecimal, of the bearer token that
 	// the admin pages want. It is required when they are not on loopback.
-	AdminTokenSHA256 string `yaml:"admin_token_sha256"`
+	AdminTokenSHA256 string `yaml:"admin_token_sha256" secret:"yes"`
 	// Models gives models aliases and policies. A model that an engine lists
 	// is served without being named here.
 	Models    []ModelConfig   `yaml:"models"`
@@ -74,7 +76,7 @@ type ReplicaConfig struct {
 	Models []string `yaml:"models"`
 	// APIKey is the key that the engine wants, or APIKeyFile the file that
 	// holds it. It replaces whatever key a client has sent.
-	APIKey     string `yaml:"api_key"`
+	APIKey     string `yaml:"api_key" secret:"yes"`
 	APIKeyFile string `yaml:"api_key_file"`
 	// MaxConcurrency bounds the requests it is sent at one time, MaxPending
 	// those that wait in the agent for their turn there. 0: no bound, and none
@@ -104,7 +106,7 @@ type DNSConfig struct {
 	// As in ReplicaConfig, for each replica that is found.
 	Engine         string   `yaml:"engine"`
 	Models         []string `yaml:"models"`
-	APIKey         string   `yaml:"api_key"`
+	APIKey         string   `yaml:"api_key" secret:"yes"`
 	APIKeyFile     string   `yaml:"api_key_file"`
 	MaxConcurrency int      `yaml:"max_concurrency"`
 	MaxPending     int      `yaml:"max_pending"`
@@ -193,7 +195,7 @@ type KeyConfig struct {
 	// Name stands for the key in metrics and logs.
 	Name string `yaml:"name"`
 	// SHA256 of the key, in hexadecimal.
-	SHA256 string `yaml:"sha256"`
+	SHA256 string `yaml:"sha256" secret:"yes"`
 	// Models it may be used for; empty is all.
 	Models []string `yaml:"models"`
 	// What it may use in a minute; 0 is no limit.
@@ -258,7 +260,9 @@ func (c *Config) ParseConfig(data []byte) error {
 		if errors.Is(err, io.EOF) {
 			return nil // an empty file changes nothing
 		}
-		return fmt.Errorf("not YAML: %s", strings.TrimSpace(yaml.FormatError(err, false, true)))
+		// The lines around the mistake help, but may hold a secret.
+		excerpt := !secretKeys.Match(data)
+		return fmt.Errorf("not YAML: %s", strings.TrimSpace(yaml.FormatError(err, false, excerpt)))
 	}
 	var extra any
 	if err := dec.Decode(&extra); !errors.Is(err, io.EOF) {
@@ -270,17 +274,26 @@ func (c *Config) ParseConfig(data []byte) error {
 	return nil
 }
 
-// Validate reports everything that is wrong with c at once. It fills in the
-// IDs that were left out.
+// secretKeys finds out whether a text holds secrets; see Config.
+var secretKeys = regexp.MustCompile(`api_key|sha256`)
+
+// Validate reports everything that is wrong with c at once, as Problems. It
+// looks at c alone, see Check, and fills in the IDs that were left out.
 func (c *Config) Validate() error {
 	p := problems{list: slices.Clone(c.misread.list)}
 	p.address("listen", c.Listen)
 	p.address("admin_listen", c.AdminListen)
-	if c.Listen == c.AdminListen && !strings.HasSuffix(c.Listen, ":0") {
+	if overlap(c.Listen, c.AdminListen) {
 		p.add("admin_listen", "is the same as listen (%s); give one of them another port", c.Listen)
+	}
+	if c.AdminTokenSHA256 != "" {
+		p.sha256("admin_token_sha256", c.AdminTokenSHA256)
+	} else if host, _, err := net.SplitHostPort(c.AdminListen); err == nil && !isLoopback(host) {
+		p.add("admin_token_sha256", "is missing, and admin_listen (%s) is not on loopback; %s", c.AdminListen, makeHash)
 	}
 	c.validateModels(&p)
 	c.validateReplicas(&p)
+	c.validateDiscovery(&p)
 	p.policy("routing.default_policy", c.Routing.DefaultPolicy)
 
 	p.oneOf("datapath.mode", c.Datapath.Mode, "auto", "packet", "copy")
@@ -301,11 +314,68 @@ func (c *Config) Validate() error {
 		p.add("datapath.pin_dir", "%q is not an absolute path", c.Datapath.PinDir)
 	}
 
-	p.positive("health.interval", c.Health.Interval)
-	p.positive("health.timeout", c.Health.Timeout)
-	if c.Health.UnhealthyThreshold < 1 {
-		p.add("health.unhealthy_threshold", "%d is below 1", c.Health.UnhealthyThreshold)
+	c.validateHealth(&p)
+	if n := c.Retry.MaxAttempts; n < 1 {
+		p.add("retry.max_attempts", "%d is below 1; the first attempt counts", n)
 	}
+	p.positive("retry.backoff", c.Retry.Backoff)
+	c.validateServer(&p)
+	return p.err()
+}
+
+// Check is Validate, and looks at the files that c names too: certificates and
+// keys must be readable.
+func (c *Config) Check() error {
+	var p problems
+	if err := (Problems)(nil); errors.As(c.Validate(), &err) {
+		p.list = err
+	}
+	if t := c.Server.TLS; t.CertFile != "" && t.KeyFile != "" {
+		if _, _, err := loadPair(t); err != nil {
+			p.add("server.tls", "%v", err)
+		}
+	}
+	for i, r := range c.Replicas {
+		p.keyFile(fmt.Sprintf("replicas[%d].api_key_file", i), r.APIKeyFile)
+	}
+	for i, d := range c.Discovery.DNS {
+		p.keyFile(fmt.Sprintf("discovery.dns[%d].api_key_file", i), d.APIKeyFile)
+	}
+	return p.err()
+}
+
+// keyFiles are the files that hold engines' keys.
+func (c *Config) keyFiles() []string {
+	var files []string
+	for _, r := range c.Replicas {
+		files = append(files, r.APIKeyFile)
+	}
+	for _, d := range c.Discovery.DNS {
+		files = append(files, d.APIKeyFile)
+	}
+	return slices.DeleteFunc(files, func(f string) bool { return f == "" })
+}
+
+func (c *Config) validateHealth(p *problems) {
+	h := &c.Health
+	p.positive("health.interval", h.Interval)
+	p.positive("health.timeout", h.Timeout)
+	if h.UnhealthyThreshold < 1 {
+		p.add("health.unhealthy_threshold", "%d is below 1", h.UnhealthyThreshold)
+	}
+	if h.EjectionFailures < 1 {
+		p.add("health.ejection_failures", "%d is below 1; to eject none, set max_ejection_percent: 0", h.EjectionFailures)
+	}
+	p.positive("health.ejection_backoff", h.EjectionBackoff)
+	if n := h.MaxEjectionPercent; n < 0 || n > 100 {
+		p.add("health.max_ejection_percent", "%d is outside 0 to 100", n)
+	}
+	if h.SlowStart < 0 {
+		p.add("health.slow_start", "%v is negative; 0s is none", h.SlowStart)
+	}
+}
+
+func (c *Config) validateServer(p *problems) {
 	s := &c.Server
 	p.positive("server.idle_timeout", s.IdleTimeout)
 	p.positive("server.head_timeout", s.HeadTimeout)
@@ -321,7 +391,83 @@ func (c *Config) Validate() error {
 	if s.MaxBodyBytes < 1 {
 		p.add("server.max_body_bytes", "%s is below 1; no request would be accepted", s.MaxBodyBytes)
 	}
-	return p.err()
+	if s.MaxBuffered < s.MaxBodyBytes {
+		p.add("server.max_buffered_bytes", "%s is below server.max_body_bytes (%s); the largest request would never fit", s.MaxBuffered, s.MaxBodyBytes)
+	}
+	p.notNegative("server.max_connections", s.MaxConnections)
+	for i, origin := range s.CORSOrigins {
+		p.origin(fmt.Sprintf("server.cors_origins[%d]", i), origin)
+	}
+	c.validateTLS(p)
+
+	names, hashes := map[string]string{}, map[string]string{} // -> path
+	for i, k := range s.APIKeys {
+		path := fmt.Sprintf("server.api_keys[%d]", i)
+		if k.Name == "" {
+			p.add(path+".name", "is missing; it stands for the key in metrics and logs")
+		} else if first, ok := names[k.Name]; ok {
+			p.add(path+".name", "%q is already %s", k.Name, first)
+		} else {
+			names[k.Name] = path + ".name"
+		}
+		if p.sha256(path+".sha256", k.SHA256) {
+			hash := strings.ToLower(k.SHA256)
+			if first, ok := hashes[hash]; ok {
+				p.add(path+".sha256", "is the same as %s; each key has one entry", first)
+			} else {
+				hashes[hash] = path + ".sha256"
+			}
+		}
+		p.names(path+".models", k.Models)
+		p.notNegative(path+".requests_per_minute", k.RequestsPerMinute)
+		p.notNegative(path+".input_tokens_per_minute", k.InputTokensPerMinute)
+		p.notNegative(path+".output_tokens_per_minute", k.OutputTokensPerMinute)
+	}
+}
+
+func (c *Config) validateTLS(p *problems) {
+	t := &c.Server.TLS
+	switch {
+	case t.CertFile == "" && t.KeyFile != "":
+		p.add("server.tls.cert_file", "is missing, and key_file is set; want both or none")
+	case t.CertFile != "" && t.KeyFile == "":
+		p.add("server.tls.key_file", "is missing, and cert_file is set; want both or none")
+	}
+	if t.Listen == "" {
+		return
+	}
+	p.address("server.tls.listen", t.Listen)
+	switch {
+	case t.CertFile == "" && t.KeyFile == "":
+		p.add("server.tls.listen", "is set without cert_file and key_file; TLS needs a certificate")
+	case overlap(t.Listen, c.Listen):
+		p.add("server.tls.listen", "is the same as listen (%s); leave it out to have TLS only, or give it another port", c.Listen)
+	case overlap(t.Listen, c.AdminListen):
+		p.add("server.tls.listen", "is the same as admin_listen (%s); give one of them another port", c.AdminListen)
+	}
+}
+
+// overlap tells whether two addresses to listen on cannot both be had. The
+// kernel would not tell: listeners of one user may share a port.
+func overlap(a, b string) bool {
+	hostA, portA, errA := net.SplitHostPort(a)
+	hostB, portB, errB := net.SplitHostPort(b)
+	if errA != nil || errB != nil || portA != portB || portA == "0" {
+		return false
+	}
+	return hostA == hostB || isWildcard(hostA) || isWildcard(hostB) || isLocalhost(hostA, hostB) || isLocalhost(hostB, hostA)
+}
+
+func isLocalhost(name, ip string) bool { return name == "localhost" && isLoopback(ip) }
+
+func isWildcard(host string) bool {
+	ip, err := netip.ParseAddr(host)
+	return host == "" || err == nil && ip.IsUnspecified()
+}
+
+func isLoopback(host string) bool {
+	ip, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && ip.Unmap().IsLoopback()
 }
 
 func (c *Config) validateModels(p *problems) {
@@ -355,8 +501,8 @@ func (c *Config) validateModels(p *problems) {
 }
 
 func (c *Config) validateReplicas(p *problems) {
-	if len(c.Replicas) == 0 {
-		p.add("replicas", "are missing; name an engine here or with --replica http://host:port, or try --sim 3")
+	if len(c.Replicas) == 0 && len(c.Discovery.DNS) == 0 && !c.Discovery.Local {
+		p.add("replicas", "are missing; name an engine here or with --replica http://host:port, let discovery.dns or discovery.local (--discover-local) find some, or try --sim 3")
 	}
 	ids := map[string]string{}  // id -> path
 	urls := map[string]string{} // url -> path
@@ -383,13 +529,41 @@ func (c *Config) validateReplicas(p *problems) {
 			}
 			ids[r.ID] = path + ".id"
 		}
-		for j, name := range r.Models {
-			if name == "" {
-				p.add(fmt.Sprintf("%s.models[%d]", path, j), "is empty; remove it")
-			} else if slices.Contains(r.Models[:j], name) {
-				p.add(fmt.Sprintf("%s.models[%d]", path, j), "%q is listed twice", name)
-			}
+		p.engine(path, engineKeys{r.Engine, r.Models, r.APIKey, r.APIKeyFile, r.MaxConcurrency, r.MaxPending})
+	}
+}
+
+func (c *Config) validateDiscovery(p *problems) {
+	type lookup struct {
+		name, kind string
+		port       int
+	}
+	seen := map[lookup]string{} // -> path
+	for i := range c.Discovery.DNS {
+		d := &c.Discovery.DNS[i]
+		path := fmt.Sprintf("discovery.dns[%d]", i)
+		if d.Type == "" {
+			d.Type = "auto"
 		}
+		p.hostname(path+".name", d.Name)
+		p.oneOf(path+".type", d.Type, "auto", "a", "aaaa", "srv")
+		switch {
+		case d.Type == "srv" && d.Port != 0:
+			p.add(path+".port", "%d is not used: an srv record brings its own; remove it", d.Port)
+		case d.Type != "srv" && d.Port == 0:
+			p.add(path+".port", "is missing; want the port that the engines listen on, or type: srv")
+		case d.Type != "srv" && (d.Port < 1 || d.Port > 65535):
+			p.add(path+".port", "%d is not between 1 and 65535", d.Port)
+		}
+		if d.Refresh != 0 && d.Refresh < time.Second {
+			p.add(path+".refresh", "%v is below 1s", d.Refresh)
+		}
+		key := lookup{strings.ToLower(strings.TrimSuffix(d.Name, ".")), d.Type, d.Port}
+		if first, ok := seen[key]; ok {
+			p.add(path+".name", "%q is looked up already by %s", d.Name, first)
+		}
+		seen[key] = path
+		p.engine(path, engineKeys{d.Engine, d.Models, d.APIKey, d.APIKeyFile, d.MaxConcurrency, d.MaxPending})
 	}
 }
 
@@ -407,243 +581,6 @@ var engines = []string{"vllm", "sglang", "tgi", "llamacpp", "ollama"}
 // policies are the ways of choosing that configuration can name.
 var policies = map[string]policy.Policy{
 	policy.LeastRequest{}.Name(): policy.LeastRequest{},
-}
-
-// problems collects what is wrong with a configuration. The zero value is none.
-type problems struct{ list []string }
-
-// add notes the first problem of a path; others follow from it.
-func (p *problems) add(path, format string, args ...any) {
-	known := func(line string) bool { return strings.HasPrefix(line, path+": ") }
-	if !slices.ContainsFunc(p.list, known) {
-		p.list = append(p.list, path+": "+fmt.Sprintf(format, args...))
-	}
-}
-
-func (p *problems) err() error {
-	switch len(p.list) {
-	case 0:
-		return nil
-	case 1:
-		return errors.New(p.list[0])
-	}
-	return fmt.Errorf("%d problems:\n  %s", len(p.list), strings.Join(p.list, "\n  "))
-}
-
-func (p *problems) oneOf(path, value string, known ...string) {
-	if !slices.Contains(known, value) {
-		p.add(path, "%q is unknown; want %s", value, strings.Join(known, ", "))
-	}
-}
-
-func (p *problems) policy(path, name string) {
-	if policies[name] == nil {
-		known := make([]string, 0, len(policies))
-		for name := range policies {
-			known = append(known, name)
-		}
-		slices.Sort(known)
-		p.oneOf(path, name, known...)
-	}
-}
-
-func (p *problems) positive(path string, d time.Duration) {
-	if d <= 0 {
-		p.add(path, "%v is not above zero", d)
-	}
-}
-
-func (p *problems) address(path, value string) {
-	_, port, err := net.SplitHostPort(value)
-	if err != nil {
-		p.add(path, "%q is not host:port; want such as :8080 or 127.0.0.1:8080", value)
-		return
-	}
-	if n, err := strconv.Atoi(port); err != nil || n < 0 || n > 65535 {
-		p.add(path, "%q has no port between 0 and 65535", value)
-	}
-}
-
-// engineURL checks an engine's URL and returns its host:port, or "".
-func (p *problems) engineURL(path, raw string) string {
-	const want = "want http://host:port"
-	if raw == "" {
-		p.add(path, "is missing; %s", want)
-		return ""
-	}
-	u, err := url.Parse(raw)
-	if err != nil || u.Host == "" || u.Opaque != "" {
-		p.add(path, "%q is not a URL; %s", raw, want)
-		return ""
-	}
-	if u.Scheme != "http" {
-		p.add(path, "%q: engines are reached over http only; %s", raw, want)
-		return ""
-	}
-	if u.User != nil || u.RawQuery != "" || u.Fragment != "" {
-		p.add(path, "%q has more than host, port and path; %s", raw, want)
-		return ""
-	}
-	if trimmed, ok := strings.CutSuffix(strings.TrimSuffix(u.Path, "/"), "/v1"); ok {
-		p.add(path, "%q ends in /v1, which requests bring along; want http://%s%s", raw, u.Host, trimmed)
-		return ""
-	}
-	if port := u.Port(); port != "" {
-		if n, err := strconv.Atoi(port); err != nil || n < 1 || n > 65535 {
-			p.add(path, "%q has no port between 1 and 65535", raw)
-			return ""
-		}
-	}
-	if u.Hostname() == "" {
-		p.add(path, "%q has no host; %s", raw, want)
-		return ""
-	}
-	return u.Host
-}
-
-// fill sets v, a part of a Config, from the decoded YAML value in.
-func (p *problems) fill(path string, v reflect.Value, in any) {
-	if in == nil {
-		return // "key:" with nothing behind it leaves the default
-	}
-	switch v.Interface().(type) {
-	case time.Duration:
-		p.fillDuration(path, v, in)
-		return
-	case Bytes:
-		p.fillBytes(path, v, in)
-		return
-	}
-	switch v.Kind() {
-	case reflect.Struct:
-		p.fillStruct(path, v, in)
-	case reflect.Slice:
-		list, ok := in.([]any)
-		if !ok {
-			p.add(path, "is %s; want a list: [a, b] or lines that begin with a dash", kind(in))
-			return
-		}
-		out := reflect.MakeSlice(v.Type(), len(list), len(list))
-		for i, item := range list {
-			p.fill(fmt.Sprintf("%s[%d]", path, i), out.Index(i), item)
-		}
-		v.Set(out)
-	case reflect.String:
-		s, ok := in.(string)
-		if !ok {
-			p.add(path, "is %s; want text: put it in quotes", kind(in))
-			return
-		}
-		v.SetString(s)
-	case reflect.Bool:
-		b, ok := in.(bool)
-		if !ok {
-			p.add(path, "is %s; want true or false", kind(in))
-			return
-		}
-		v.SetBool(b)
-	case reflect.Int:
-		n, ok := integer(in)
-		if !ok {
-			p.add(path, "is %s; want a whole number", kind(in))
-			return
-		}
-		v.SetInt(n)
-	default:
-		panic("BUG: configuration field of kind " + v.Kind().String() + " at " + path)
-	}
-}
-
-func (p *problems) fillStruct(path string, v reflect.Value, in any) {
-	m, ok := in.(yaml.MapSlice)
-	if !ok {
-		if path == "" {
-			path = "the file"
-		}
-		p.add(path, "is %s; want keys and values", kind(in))
-		return
-	}
-	fields := map[string]int{}
-	var names []string
-	for i := range v.NumField() {
-		if tag := v.Type().Field(i).Tag.Get("yaml"); tag != "" && tag != "-" {
-			fields[tag] = i
-			names = append(names, tag)
-		}
-	}
-	for _, item := range m {
-		key := fmt.Sprint(item.Key)
-		full := key
-		if path != "" {
-			full = path + "." + key
-		}
-		i, ok := fields[key]
-		if !ok {
-			p.add(full, "is unknown; known here: %s", strings.Join(names, ", "))
-			continue
-		}
-		p.fill(full, v.Field(i), item.Value)
-	}
-}
-
-func (p *problems) fillDuration(path string, v reflect.Value, in any) {
-	s, ok := in.(string)
-	if !ok {
-		p.add(path, "is %s; want a duration with its unit, such as 500ms, 30s or 10m", kind(in))
-		return
-	}
-	d, err := time.ParseDuration(s)
-	if err != nil {
-		p.add(path, "%q is not a duration; want such as 500ms, 30s or 10m", s)
-		return
-	}
-	v.SetInt(int64(d))
-}
-
-func (p *problems) fillBytes(path string, v reflect.Value, in any) {
-	if n, ok := integer(in); ok {
-		v.SetInt(n)
-		return
-	}
-	s, ok := in.(string)
-	if !ok {
-		p.add(path, "is %s; want a size, such as 16KiB or 64MiB", kind(in))
-		return
-	}
-	n, err := ParseBytes(s)
-	if err != nil {
-		p.add(path, "%v", err)
-		return
-	}
-	v.SetInt(int64(n))
-}
-
-// kind tells a person what a YAML value is.
-func kind(in any) string {
-	switch in := in.(type) {
-	case string:
-		return fmt.Sprintf("the text %q", in)
-	case yaml.MapSlice:
-		return "a mapping"
-	case []any:
-		return "a list"
-	case nil:
-		return "empty"
-	default:
-		return fmt.Sprint(in)
-	}
-}
-
-func integer(in any) (int64, bool) {
-	switch n := in.(type) {
-	case int64:
-		return n, true
-	case uint64:
-		return int64(n), n <= math.MaxInt64
-	case int:
-		return int64(n), true
-	}
-	return 0, false
 }
 
 // Bytes is a number of bytes, written with a unit: 64MiB.

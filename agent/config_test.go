@@ -38,6 +38,12 @@ func changes(a, b Config) string {
 	var out bytes.Buffer
 	var walk func(path string, a, b reflect.Value)
 	walk = func(path string, a, b reflect.Value) {
+		if a.Kind() == reflect.Slice && a.Type().Elem().Kind() == reflect.Struct {
+			for i := range b.Len() {
+				walk(fmt.Sprintf("%s[%d]", path, i), reflect.Zero(a.Type().Elem()), b.Index(i))
+			}
+			return
+		}
 		if a.Kind() != reflect.Struct {
 			if !reflect.DeepEqual(a.Interface(), b.Interface()) {
 				fmt.Fprintf(&out, "%s = %+v\n", path, b.Interface())

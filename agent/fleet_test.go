@@ -30,7 +30,7 @@ type stage struct {
 func newStage(t *testing.T, models []ModelConfig, replicas ...ReplicaConfig) *stage {
 	t.Helper()
 	c := DefaultConfig()
-	c.Health = HealthConfig{Interval: 10 * time.Millisecond, Timeout: 200 * time.Millisecond, UnhealthyThreshold: 2}
+	c.Health.Interval, c.Health.Timeout, c.Health.UnhealthyThreshold = 10*time.Millisecond, 200*time.Millisecond, 2
 	c.Models, c.Replicas = models, replicas
 	if err := c.Validate(); err != nil {
 		t.Fatal(err)

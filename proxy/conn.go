@@ -139,15 +139,21 @@ func (c *conn) serve() {
 // skipped (RFC 9112 section 2.2).
 func (c *conn) await() bool {
 	c.mu.Lock()
-	if c.cut || c.s.draining.Load() && !c.pooled {
+	if c.cut {
 		c.mu.Unlock()
 		return false
 	}
 	c.idle, c.woken = !c.pooled, true
-	if c.pooled {
+	patience := c.s.limits.Load().IdleTimeout
+	switch {
+	case c.pooled:
 		c.tcp.SetReadDeadline(time.Time{})
-	} else {
-		c.tcp.SetReadDeadline(time.Now().Add(c.s.limits.Load().IdleTimeout))
+	case c.s.draining.Load():
+		// The last answer did not say yet that the connection closes.
+		patience = min(patience, c.s.LameDuck)
+		fallthrough
+	default:
+		c.tcp.SetReadDeadline(time.Now().Add(patience))
 	}
 	c.mu.Unlock()
 	var b []byte
@@ -560,12 +566,12 @@ func (c *conn) cutNow() {
 // connection gone.
 const goodbye = 500 * time.Millisecond
 
-// closeIdle ends the wait for a request, unless one has begun.
+// closeIdle ends the wait for a request after LameDuck, unless one has begun.
 func (c *conn) closeIdle() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.idle {
-		c.tcp.SetReadDeadline(past)
+		c.tcp.SetReadDeadline(time.Now().Add(c.s.LameDuck))
 	}
 }
 

@@ -276,7 +276,7 @@ func (x *exchange) serve() failure {
 func (x *exchange) describeModel(fleet *Fleet) failure {
 	name, err := url.PathUnescape(string(x.path[len(modelPrefix):]))
 	model := fleet.Models[name]
-	if err != nil || model == nil || !x.key.Allows(model.Name) {
+	if err != nil || model == nil || !x.key.Allows(model.Name) && !x.key.Allows(name) {
 		return x.modelUnknown(name)
 	}
 	return x.answer(http.StatusOK, "application/json", appendCard(nil, model, name))
@@ -318,7 +318,7 @@ func (x *exchange) findModel(fleet *Fleet) failure {
 	case x.model == nil:
 		x.param = "model"
 		return noModel
-	case !x.key.Allows(x.model.Name):
+	case !x.key.Allows(x.model.Name) && !(x.call.model == memberString && x.key.Allows(string(x.call.name(x.body)))):
 		x.message, x.param = fmt.Sprintf("The API key `%s` may not be used for the model `%s`.", x.key.Name, x.model.Name), "model"
 		return forbiddenModel
 	}

@@ -179,7 +179,7 @@ func (s *Server) ServeTLS(l net.Listener, config *tls.Config) error {
 	if config.NextProtos == nil {
 		config.NextProtos = []string{"h2", "http/1.1"}
 	}
-	return s.accept(l, func(tcp *net.TCPConn) bool {
+	return s.accept(l, func(tcp *net.TCPConn) {
 		// Not vital. Without it the kernel takes up to tcp_wmem.
 		if raw, err := tcp.SyscallConn(); err == nil {
 			_ = raw.Control(func(fd uintptr) {
@@ -188,11 +188,6 @@ func (s *Server) ServeTLS(l net.Listener, config *tls.Config) error {
 		}
 		f := &front{s: s, tcp: tcp, handshaking: true}
 		s.mu.Lock()
-		if s.draining.Load() {
-			s.mu.Unlock()
-			tcp.Close()
-			return false
-		}
 		s.fronts[f] = struct{}{}
 		s.running.Add(1)
 		s.fronting.Add(1)
@@ -202,7 +197,6 @@ func (s *Server) ServeTLS(l net.Listener, config *tls.Config) error {
 			defer s.fronting.Done()
 			f.serve(config)
 		}()
-		return true
 	}, func(*net.TCPConn) {}) // before the handshake nothing can be said
 }
 
@@ -258,7 +252,7 @@ func (f *front) drain() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.handshaking {
-		f.tcp.Close()
+		f.tcp.SetDeadline(time.Now().Add(f.s.LameDuck))
 	}
 }
 

@@ -350,8 +350,10 @@ func (h *responseHead) read(head []byte) error {
 	p.h.Reset()
 	p.h.DisableNormalizing()
 	p.h.SetNoDefaultContentType(true)
-	if err := p.h.Read(p.br); err != nil {
-		return fmt.Errorf("%w: %w", errEngineHead, err)
+	if p.h.Read(p.br) != nil {
+		// The parser's error quotes the bytes, which may be of an answer: that
+		// is not for the log.
+		return errEngineHead
 	}
 	if p.br.Buffered() > 0 {
 		return errEngineHead

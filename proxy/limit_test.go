@@ -37,7 +37,7 @@ func TestKeys(t *testing.T) {
 		}
 	})
 	r := newRig(t, Limits{}, nil, e.url())
-	r.s.SetAccess(NewAccess([]*Key{key("all", policy.Rates{}), key("other", policy.Rates{}, "x")}, nil))
+	r.s.SetAccess(NewAccess([]*Key{key("all", policy.Rates{}), key("other", policy.Rates{}, "x"), key("alias", policy.Rates{}, "alias")}, nil))
 	c := r.dial()
 	f := func(request string, status int, text string) *http.Response {
 		t.Helper()
@@ -65,6 +65,11 @@ func TestKeys(t *testing.T) {
 	f(get("/v1/models/m", "Authorization: Bearer OTHER\r\n"), 404, "")
 	f(post(hello), 401, "")
 	f(post(hello, "Authorization: Bearer OTHER\r\n"), 403, "The API key `other` may not be used for the model `m`.")
+	// A key may be for a model by an alias of it.
+	f(post(hello, "Authorization: Bearer ALIAS\r\n"), 403, "")
+	f(post(`{"model":"alias"}`, "Authorization: Bearer ALIAS\r\n"), 200, "ok")
+	f(get("/v1/models", "Authorization: Bearer ALIAS\r\n"), 200, `"data":[{"id":"alias"`)
+	f(get("/v1/models/alias", "Authorization: Bearer ALIAS\r\n"), 200, "")
 	f(post(hello, "Authorization: Bearer ALL\r\nx-api-key: ALL\r\n"), 200, "ok")
 	if told.Get("Authorization") != "" || told.Get("X-Api-Key") != "" {
 		t.Errorf("the engine was told the client's key: %v", told)

@@ -634,6 +634,9 @@ func appendModels(dst []byte, models []*Model, key *Key) []byte {
 	dst = append(dst, `{"object":"list","data":[`...)
 	first := true
 	card := func(m *Model, name string) {
+		if !key.Allows(m.Name) && !key.Allows(name) {
+			return
+		}
 		if !first {
 			dst = append(dst, ',')
 		}
@@ -641,9 +644,6 @@ func appendModels(dst []byte, models []*Model, key *Key) []byte {
 		dst = appendCard(dst, m, name)
 	}
 	for _, m := range models {
-		if !key.Allows(m.Name) {
-			continue
-		}
 		card(m, m.Name)
 		for _, alias := range m.Aliases {
 			card(m, alias)

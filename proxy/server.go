@@ -7,10 +7,13 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Limits bound what one client or engine can take of the agent. Of each field
@@ -94,6 +97,12 @@ type Server struct {
 	// responses that are copied for that. Set it before Serve. Empty means
 	// "off".
 	CopyReason string
+	// LameDuck is how long, during Shutdown, a connection without a request
+	// may still begin one, which is answered as the connection's last: a
+	// client that reuses connections learns so that it must open another.
+	// 0: such connections are closed at once, with the requests on their way.
+	// Set it before Serve.
+	LameDuck time.Duration
 
 	limits atomic.Pointer[Limits]
 	joiner Joiner
@@ -121,6 +130,7 @@ type Server struct {
 	listeners map[net.Listener]struct{}
 	running   sync.WaitGroup // of the connections' goroutines and Serve
 	fronting  sync.WaitGroup // of those goroutines that may open pairs
+	accepting sync.WaitGroup // of Serve, until its listener is closed
 	stopped   chan struct{}  // closed when Shutdown has finished; nil before it
 }
 
@@ -186,18 +196,13 @@ func (s *Server) shardOf(fd int) *shard { return s.shards[fd%len(s.shards)] }
 // *net.TCPConn, with Multipath TCP off: an MPTCP socket cannot be spliced.
 // Clients speak HTTP/1.x, or HTTP/2 from their first byte on.
 func (s *Server) Serve(l net.Listener) error {
-	return s.accept(l, func(tcp *net.TCPConn) bool {
+	return s.accept(l, func(tcp *net.TCPConn) {
 		c, err := newConn(s, tcp)
 		if err != nil {
 			tcp.Close()
-			return true
+			return
 		}
 		s.mu.Lock()
-		if s.draining.Load() {
-			s.mu.Unlock()
-			tcp.Close()
-			return false
-		}
 		s.conns[c] = struct{}{}
 		s.running.Add(1)
 		s.mu.Unlock()
@@ -205,23 +210,36 @@ func (s *Server) Serve(l net.Listener) error {
 			defer s.running.Done()
 			c.serve()
 		}()
-		return true
 	}, turnAway)
 }
 
-// accept gives the connections of l to start, which takes them over and
-// reports false when the server drains. Those that are too many are told so by
-// refuse, which must not wait for them.
-func (s *Server) accept(l net.Listener, start func(*net.TCPConn) bool, refuse func(*net.TCPConn)) error {
-	defer l.Close()
+// accept gives the connections of l to start, which takes them over and does
+// not wait for them. During Shutdown it gives it those that are queued, and
+// ends: one that was accepted is not lost. Those that are too many are told so
+// by refuse, which must not wait for them either.
+func (s *Server) accept(l net.Listener, start, refuse func(*net.TCPConn)) error {
+	admit := func(tcp *net.TCPConn) {
+		s.stats.accepted.Add(1)
+		if s.crowded() {
+			s.stats.requests.WithLabelValues("none", tooManyConns.label()).Inc()
+			refuse(tcp)
+			tcp.Close()
+			return
+		}
+		start(tcp)
+	}
 	s.mu.Lock()
 	if s.draining.Load() {
 		s.mu.Unlock()
+		l.Close()
 		return ErrClosed
 	}
 	s.listeners[l] = struct{}{}
 	s.running.Add(1)
+	s.accepting.Add(1)
 	s.mu.Unlock()
+	defer s.accepting.Done()
+	defer l.Close()
 	defer s.running.Done()
 	defer func() {
 		s.mu.Lock()
@@ -233,6 +251,7 @@ func (s *Server) accept(l net.Listener, start func(*net.TCPConn) bool, refuse fu
 		nc, err := l.Accept()
 		if err != nil {
 			if s.draining.Load() {
+				acceptQueued(l, admit)
 				return ErrClosed
 			}
 			if errors.Is(err, net.ErrClosed) {
@@ -254,16 +273,7 @@ func (s *Server) accept(l net.Listener, start func(*net.TCPConn) bool, refuse fu
 			nc.Close()
 			return fmt.Errorf("listener %s yields %T, not *net.TCPConn", l.Addr(), nc)
 		}
-		if s.crowded() {
-			s.stats.requests.WithLabelValues("none", tooManyConns.label()).Inc()
-			refuse(tcp)
-			tcp.Close()
-			continue
-		}
-		if !start(tcp) {
-			return ErrClosed
-		}
-		s.stats.accepted.Add(1)
+		admit(tcp)
 	}
 }
 
@@ -277,6 +287,38 @@ func (s *Server) crowded() bool {
 	defer s.mu.Unlock()
 	return len(s.conns)-s.paired+len(s.fronts) >= most
 }
+
+// acceptQueued accepts what waits at a listener that is about to be closed,
+// which would reset it.
+func acceptQueued(l net.Listener, start func(*net.TCPConn)) {
+	t, ok := l.(*net.TCPListener)
+	if !ok {
+		return
+	}
+	raw, err := t.SyscallConn()
+	if err != nil {
+		return
+	}
+	// The bound is for a queue that another process fills and empties too.
+	for range maxQueued {
+		fd := -1
+		if err := raw.Control(func(l uintptr) {
+			fd, _, err = unix.Accept4(int(l), unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+		}); err != nil || fd < 0 {
+			return
+		}
+		f := os.NewFile(uintptr(fd), "client")
+		nc, err := net.FileConn(f)
+		f.Close()
+		if err != nil {
+			continue
+		}
+		start(nc.(*net.TCPConn))
+	}
+}
+
+// maxQueued is more than a listener's queue holds, net.core.somaxconn.
+const maxQueued = 1 << 16
 
 // turnAway answers a connection that is one too many. It does not wait for a
 // request or for the client to take the answer.
@@ -302,8 +344,9 @@ func (s *Server) remove(c *conn) {
 	s.mu.Unlock()
 }
 
-// Shutdown stops accepting, closes connections without a request, and lets
-// exchanges that have begun finish, their connections closing after them. When
+// Shutdown stops accepting, closes connections without a request after
+// LameDuck, and lets exchanges that have begun finish, their connections closing
+// after them. When
 // ctx ends, what is left is cut and ctx's error returned. Every goroutine of
 // the server has ended when it returns. Replicas are closed by their owner,
 // afterwards.
@@ -319,8 +362,15 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	s.draining.Store(true)
 	close(s.drains)
 	for l := range s.listeners {
+		// Serve closes it, after it has accepted what is queued.
+		if t, ok := l.(*net.TCPListener); ok && t.SetDeadline(past) == nil {
+			continue
+		}
 		l.Close()
 	}
+	s.mu.Unlock()
+	s.accepting.Wait()
+	s.mu.Lock()
 	for c := range s.conns {
 		c.closeIdle()
 	}

@@ -598,3 +598,98 @@ func TestServeRefusesOtherListeners(t *testing.T) {
 		t.Errorf("Serve returned %v", err)
 	}
 }
+
+// TestShutdownLameDuck: for LameDuck a connection without a request may still
+// begin one, and is told that it was the last; so is one whose answer had
+// begun before. Who stays silent is closed then.
+func TestShutdownLameDuck(t *testing.T) {
+	goOn := make(chan struct{})
+	e := newRawEngine(t, func(c *engineSide) {
+		for c.request() != nil {
+			io.WriteString(c, chunkedHead+chunk("begun"))
+			<-goOn
+			io.WriteString(c, chunk("done")+"0\r\n\r\n")
+		}
+	})
+	r := newRig(t, Limits{}, nil, e.url())
+	r.s.LameDuck = 500 * time.Millisecond
+	silent, idle, streaming := r.dial(), r.dial(), r.dial()
+	for _, c := range []*client{silent, idle} {
+		c.send("GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+		c.answer()
+	}
+	streaming.send(post(hello))
+	if _, err := streaming.br.Peek(1); err != nil {
+		t.Fatal(err)
+	}
+
+	began := time.Now()
+	down := make(chan error, 1)
+	go func() { down <- r.shutdown(10 * time.Second) }()
+	eventually(t, 5*time.Second, "the server drains", func() bool { return r.s.draining.Load() })
+	idle.send("GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+	if resp, _ := idle.answer(); resp.StatusCode != 200 || !resp.Close {
+		t.Errorf("status %d, close %v", resp.StatusCode, resp.Close)
+	}
+	idle.closed()
+	close(goOn)
+	if resp, body := streaming.answer(); body != "begundone" || resp.Close {
+		t.Errorf("the stream is %q, close %v", body, resp.Close)
+	}
+	streaming.send("GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+	if resp, _ := streaming.answer(); resp.StatusCode != 200 || !resp.Close {
+		t.Errorf("after the stream: status %d, close %v", resp.StatusCode, resp.Close)
+	}
+	silent.closed()
+	if waited := time.Since(began); waited < r.s.LameDuck {
+		t.Errorf("an idle connection is closed after %v", waited)
+	}
+	if err := <-down; err != nil {
+		t.Error(err)
+	}
+}
+
+// What waits in the accept queue when the server shuts down is served.
+func TestShutdownServesTheQueue(t *testing.T) {
+	s := New(Limits{}, nil, nil)
+	s.LameDuck = 5 * time.Second
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Nobody accepts yet: the listener's deadline has passed.
+	l.(*net.TCPListener).SetDeadline(past)
+	var queued []net.Conn
+	for range 5 {
+		c, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		io.WriteString(c, "GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+		queued = append(queued, c)
+	}
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(l) }()
+	eventually(t, 5*time.Second, "the listener is served", func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return len(s.listeners) == 1
+	})
+	if err := s.Shutdown(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := <-served; err != ErrClosed {
+		t.Errorf("Serve: %v", err)
+	}
+	for _, c := range queued {
+		resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		if resp.StatusCode != 200 || !resp.Close {
+			t.Errorf("status %d, close %v", resp.StatusCode, resp.Close)
+		}
+	}
+}

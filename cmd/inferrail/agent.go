@@ -6,8 +6,11 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"os"
+	"os/signal"
 	"strings"
 	"sync"
+	"syscall"
 
 	"github.com/inferrail/inferrail/agent"
 )
@@ -15,14 +18,15 @@ import (
 // agentCommand's flags overwrite the keys of the configuration file that they
 // name; replicas given here are added to the file's.
 type agentCommand struct {
-	Config      string   `short:"c" placeholder:"FILE" env:"INFERRAIL_CONFIG" help:"Configuration file (YAML)."`
-	Listen      string   `placeholder:"ADDR" env:"INFERRAIL_LISTEN" help:"Where clients connect, by default :8080."`
-	AdminListen string   `placeholder:"ADDR" env:"INFERRAIL_ADMIN_LISTEN" help:"Metrics, health and debug pages, by default 127.0.0.1:9090."`
-	Replica     []string `placeholder:"[ID=]URL" env:"INFERRAIL_REPLICAS" help:"An engine, such as http://10.0.0.10:8000. Repeatable."`
-	Sim         int      `placeholder:"N" env:"INFERRAIL_SIM" help:"Start N simulated engines in this process and route to them too."`
-	Iface       []string `placeholder:"NAME" env:"INFERRAIL_DATAPATH_INTERFACES" help:"Interface to attach the kernel datapath to, name or glob. Repeatable. By default loopback and those with a route to an engine or a client."`
-	Datapath    string   `placeholder:"TIER" env:"INFERRAIL_DATAPATH_MODE" help:"auto (default), packet or copy. A tier that is asked for and cannot be had is an error."`
-	LogLevel    string   `enum:"debug,info,warn,error" default:"info" env:"INFERRAIL_LOG_LEVEL" help:"debug, info, warn or error."`
+	Config        string   `short:"c" placeholder:"FILE" env:"INFERRAIL_CONFIG" help:"Configuration file (YAML)."`
+	Listen        string   `placeholder:"ADDR" env:"INFERRAIL_LISTEN" help:"Where clients connect, by default :8080."`
+	AdminListen   string   `placeholder:"ADDR" env:"INFERRAIL_ADMIN_LISTEN" help:"Metrics, health and debug pages, by default 127.0.0.1:9090."`
+	Replica       []string `placeholder:"[ID=]URL" env:"INFERRAIL_REPLICAS" help:"An engine, such as http://10.0.0.10:8000. Repeatable."`
+	DiscoverLocal bool     `env:"INFERRAIL_DISCOVERY_LOCAL" help:"Find engines that listen on this node."`
+	Sim           int      `placeholder:"N" env:"INFERRAIL_SIM" help:"Start N simulated engines in this process and route to them too."`
+	Iface         []string `placeholder:"NAME" env:"INFERRAIL_DATAPATH_INTERFACES" help:"Interface to attach the kernel datapath to, name or glob. Repeatable. By default loopback and those with a route to an engine or a client."`
+	Datapath      string   `placeholder:"TIER" env:"INFERRAIL_DATAPATH_MODE" help:"auto (default), packet or copy. A tier that is asked for and cannot be had is an error."`
+	LogLevel      string   `enum:"debug,info,warn,error" default:"info" env:"INFERRAIL_LOG_LEVEL" help:"debug, info, warn or error."`
 
 	DatapathHook string `hidden:"" placeholder:"HOOK" env:"INFERRAIL_DATAPATH_HOOK" help:"auto, tcx or clsact."`
 	DatapathLoop string `hidden:"" placeholder:"LOOP" env:"INFERRAIL_DATAPATH_LOOP" help:"auto, bpf_loop or bounded."`
@@ -36,6 +40,15 @@ func (c *agentCommand) Run(ctx context.Context, e *env) error {
 	}
 	log := slog.New(slog.NewTextHandler(e.stderr, &slog.HandlerOptions{Level: level}))
 
+	hangups := e.hangups
+	if hangups == nil {
+		// From now on, so that a hangup during the start does not end it.
+		own := make(chan os.Signal, 1)
+		signal.Notify(own, syscall.SIGHUP)
+		defer signal.Stop(own)
+		hangups = own
+	}
+
 	config, err := c.config()
 	if err != nil {
 		return err
@@ -46,7 +59,6 @@ func (c *agentCommand) Run(ctx context.Context, e *env) error {
 	}
 	defer sims.close()
 	config.Replicas = append(config.Replicas, sims.replicas()...)
-
 	if err := config.Validate(); err != nil && c.Config != "" {
 		return fmt.Errorf("%s: %w", c.Config, err)
 	} else if err != nil {
@@ -57,6 +69,15 @@ func (c *agentCommand) Run(ctx context.Context, e *env) error {
 	if err != nil {
 		return err
 	}
+	a.Follow(agent.Source{
+		File: c.Config,
+		Load: func() (agent.Config, error) {
+			config, err := c.config()
+			config.Replicas = append(config.Replicas, sims.replicas()...)
+			return config, err
+		},
+		Hangup: hangups,
+	})
 	stopped, stop := context.WithCancel(ctx)
 	var told sync.WaitGroup
 	told.Go(func() { announce(stopped, e.stdout, a) })
@@ -87,6 +108,7 @@ func (c *agentCommand) config() (agent.Config, error) {
 	if len(c.Iface) > 0 {
 		config.Datapath.Interfaces = c.Iface
 	}
+	config.Discovery.Local = config.Discovery.Local || c.DiscoverLocal
 	for _, r := range c.Replica {
 		config.Replicas = append(config.Replicas, agent.ParseReplica(r))
 	}

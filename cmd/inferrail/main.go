@@ -20,11 +20,15 @@ type env struct {
 	args           []string
 	stdout, stderr io.Writer
 	signals        <-chan os.Signal
+	// hangups are the signals upon which the agent loads its configuration
+	// again; nil stands for the process's own.
+	hangups <-chan os.Signal
 }
 
 // commands is the grammar of the command line.
 type commands struct {
 	Agent   agentCommand   `cmd:"" help:"Route requests to engines: the node agent."`
+	Check   checkCommand   `cmd:"" help:"Tell what is wrong with a configuration file."`
 	Sim     simCommand     `cmd:"" help:"Be an engine: a simulated vLLM."`
 	Bench   benchCommand   `cmd:"" help:"Measure inferrail beside others."`
 	Version versionCommand `cmd:"" help:"Print the version."`
@@ -63,12 +67,18 @@ func run(e *env) (status int) {
 		}
 		return 2
 	}
-	if err := command.Run(); err != nil {
+	switch err := command.Run(); {
+	case errors.Is(err, errTold):
+		return 1
+	case err != nil:
 		fmt.Fprintf(e.stderr, "inferrail: %v\n", err)
 		return 1
 	}
 	return 0
 }
+
+// errTold is the error of a command that has said on stdout why it fails.
+var errTold = errors.New("told already")
 
 // exit unwinds to run when kong asks to exit, which it does after help. So the
 // process of a test goes on.

@@ -1,0 +1,389 @@
+package agent
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"math"
+	"net"
+	"net/netip"
+	"net/url"
+	"os"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/goccy/go-yaml"
+)
+
+// problems collects what is wrong with a configuration. The zero value is none.
+type problems struct{ list []string }
+
+// add notes the first problem of a path; others follow from it.
+func (p *problems) add(path, format string, args ...any) {
+	known := func(line string) bool { return strings.HasPrefix(line, path+": ") }
+	if !slices.ContainsFunc(p.list, known) {
+		p.list = append(p.list, path+": "+fmt.Sprintf(format, args...))
+	}
+}
+
+func (p *problems) err() error {
+	if len(p.list) == 0 {
+		return nil
+	}
+	return Problems(p.list)
+}
+
+// Problems is the error of a configuration that cannot be used: at least one
+// line, each with the path of a key and what is wrong there.
+type Problems []string
+
+func (p Problems) Error() string {
+	if len(p) == 1 {
+		return p[0]
+	}
+	return fmt.Sprintf("%d problems:\n  %s", len(p), strings.Join(p, "\n  "))
+}
+
+func (p *problems) oneOf(path, value string, known ...string) {
+	if !slices.Contains(known, value) {
+		p.add(path, "%q is unknown; want %s", value, strings.Join(known, ", "))
+	}
+}
+
+func (p *problems) policy(path, name string) {
+	if policies[name] == nil {
+		known := make([]string, 0, len(policies))
+		for name := range policies {
+			known = append(known, name)
+		}
+		slices.Sort(known)
+		p.oneOf(path, name, known...)
+	}
+}
+
+func (p *problems) positive(path string, d time.Duration) {
+	if d <= 0 {
+		p.add(path, "%v is not above zero", d)
+	}
+}
+
+func (p *problems) notNegative(path string, n int) {
+	if n < 0 {
+		p.add(path, "%d is negative; leave it out for the default", n)
+	}
+}
+
+// makeHash is the advice where a hash is wanted.
+const makeHash = `make one with: printf %s "$KEY" | sha256sum`
+
+// sha256 reports whether value is a hash. It is not shown: it may be the key.
+func (p *problems) sha256(path, value string) bool {
+	switch _, err := hex.DecodeString(value); {
+	case value == "":
+		p.add(path, "is missing; %s", makeHash)
+	case err != nil || len(value) != 2*sha256.Size:
+		p.add(path, "is not a SHA-256 in 64 hexadecimal digits; %s", makeHash)
+	default:
+		return true
+	}
+	return false
+}
+
+// names checks a list of models.
+func (p *problems) names(path string, list []string) {
+	for i, name := range list {
+		if name == "" {
+			p.add(fmt.Sprintf("%s[%d]", path, i), "is empty; remove it")
+		} else if slices.Contains(list[:i], name) {
+			p.add(fmt.Sprintf("%s[%d]", path, i), "%q is listed twice", name)
+		}
+	}
+}
+
+// engineKeys are what a replica and a discovery have in common.
+type engineKeys struct {
+	kind                       string
+	models                     []string
+	key, keyFile               string
+	maxConcurrency, maxPending int
+}
+
+func (p *problems) engine(path string, e engineKeys) {
+	if e.kind != "" {
+		p.oneOf(path+".engine", e.kind, engines...)
+	}
+	p.names(path+".models", e.models)
+	if e.key != "" && e.keyFile != "" {
+		p.add(path+".api_key_file", "is set beside api_key; remove one of them")
+	}
+	if strings.ContainsFunc(e.key, func(c rune) bool { return c <= ' ' || c >= 0x7f }) {
+		// It is sent as a header's value.
+		p.add(path+".api_key", "has a blank or a character that is not ASCII")
+	}
+	p.notNegative(path+".max_concurrency", e.maxConcurrency)
+	if e.maxPending < 0 {
+		p.add(path+".max_pending", "%d is negative; 0 is that none waits", e.maxPending)
+	} else if e.maxPending > 0 && e.maxConcurrency <= 0 {
+		p.add(path+".max_pending", "is set without max_concurrency, without which none waits")
+	}
+}
+
+// keyFile checks the file that holds an engine's key.
+func (p *problems) keyFile(path, file string) {
+	if file == "" {
+		return
+	}
+	text, err := os.ReadFile(file)
+	key := strings.TrimSpace(string(text))
+	switch {
+	case err != nil:
+		p.add(path, "cannot be read: %v", err)
+	case key == "":
+		p.add(path, "%s is empty; want the key that the engine takes", file)
+	case strings.ContainsFunc(key, func(c rune) bool { return c <= ' ' || c >= 0x7f }):
+		p.add(path, "%s holds a blank or a character that is not ASCII; want the key alone", file)
+	}
+}
+
+// hostname checks a name that is looked up.
+func (p *problems) hostname(path, name string) {
+	const want = "want a name such as engines.default.svc"
+	if name == "" {
+		p.add(path, "is missing; %s", want)
+		return
+	}
+	if strings.ContainsAny(name, "/:@") {
+		p.add(path, "%q is more than a name; %s, and the port as port", name, want)
+		return
+	}
+	if _, err := netip.ParseAddr(name); err == nil {
+		p.add(path, "%q is an address; list it under replicas", name)
+		return
+	}
+	bad := len(name) > 254
+	for label := range strings.SplitSeq(strings.TrimSuffix(name, "."), ".") {
+		bad = bad || label == "" || len(label) > 63 || strings.ContainsFunc(label, func(c rune) bool {
+			return c != '-' && c != '_' && (c < '0' || c > '9') && (c < 'a' || c > 'z') && (c < 'A' || c > 'Z')
+		})
+	}
+	if bad {
+		p.add(path, "%q is not a name that can be looked up; %s", name, want)
+	}
+}
+
+// origin checks an entry of server.cors_origins: it must be what browsers send
+// as Origin, byte for byte, or it would never match.
+func (p *problems) origin(path, origin string) {
+	if origin == "*" {
+		return
+	}
+	u, err := url.Parse(origin)
+	if err != nil || u.Scheme == "" || u.Hostname() == "" || strings.Contains(u.Host, "*") || u.Scheme+"://"+u.Host != origin || strings.HasSuffix(origin, ":") {
+		p.add(path, "%q is not an origin; want \"*\" or scheme://host[:port], without a path", origin)
+	} else if origin != strings.ToLower(origin) {
+		p.add(path, "%q has capitals, which browsers do not send; want %s", origin, strings.ToLower(origin))
+	}
+}
+
+func (p *problems) address(path, value string) {
+	_, port, err := net.SplitHostPort(value)
+	if err != nil {
+		p.add(path, "%q is not host:port; want such as :8080 or 127.0.0.1:8080", value)
+		return
+	}
+	if n, err := strconv.Atoi(port); err != nil || n < 0 || n > 65535 {
+		p.add(path, "%q has no port between 0 and 65535", value)
+	}
+}
+
+// engineURL checks an engine's URL and returns its host:port, or "".
+func (p *problems) engineURL(path, raw string) string {
+	const want = "want http://host:port"
+	if raw == "" {
+		p.add(path, "is missing; %s", want)
+		return ""
+	}
+	u, err := url.Parse(raw)
+	if err != nil || u.Host == "" || u.Opaque != "" {
+		p.add(path, "%q is not a URL; %s", raw, want)
+		return ""
+	}
+	if u.Scheme != "http" {
+		p.add(path, "%q: engines are reached over http only; %s", raw, want)
+		return ""
+	}
+	if u.User != nil || u.RawQuery != "" || u.Fragment != "" {
+		p.add(path, "%q has more than host, port and path; %s", raw, want)
+		return ""
+	}
+	if trimmed, ok := strings.CutSuffix(strings.TrimSuffix(u.Path, "/"), "/v1"); ok {
+		p.add(path, "%q ends in /v1, which requests bring along; want http://%s%s", raw, u.Host, trimmed)
+		return ""
+	}
+	if port := u.Port(); port != "" {
+		if n, err := strconv.Atoi(port); err != nil || n < 1 || n > 65535 {
+			p.add(path, "%q has no port between 1 and 65535", raw)
+			return ""
+		}
+	}
+	if u.Hostname() == "" {
+		p.add(path, "%q has no host; %s", raw, want)
+		return ""
+	}
+	return u.Host
+}
+
+// secret stands for a value that is not shown.
+const secret = "(secret)"
+
+// fill sets v, a part of a Config, from the decoded YAML value in.
+func (p *problems) fill(path string, v reflect.Value, in any) {
+	if in == nil {
+		return // "key:" with nothing behind it leaves the default
+	}
+	switch v.Interface().(type) {
+	case time.Duration:
+		p.fillDuration(path, v, in)
+		return
+	case Bytes:
+		p.fillBytes(path, v, in)
+		return
+	}
+	switch v.Kind() {
+	case reflect.Struct:
+		p.fillStruct(path, v, in)
+	case reflect.Slice:
+		list, ok := in.([]any)
+		if !ok {
+			p.add(path, "is %s; want a list: [a, b] or lines that begin with a dash", kind(in))
+			return
+		}
+		out := reflect.MakeSlice(v.Type(), len(list), len(list))
+		for i, item := range list {
+			p.fill(fmt.Sprintf("%s[%d]", path, i), out.Index(i), item)
+		}
+		v.Set(out)
+	case reflect.String:
+		s, ok := in.(string)
+		if !ok {
+			p.add(path, "is %s; want text: put it in quotes", kind(in))
+			return
+		}
+		v.SetString(s)
+	case reflect.Bool:
+		b, ok := in.(bool)
+		if !ok {
+			p.add(path, "is %s; want true or false", kind(in))
+			return
+		}
+		v.SetBool(b)
+	case reflect.Int:
+		n, ok := integer(in)
+		if !ok {
+			p.add(path, "is %s; want a whole number", kind(in))
+			return
+		}
+		v.SetInt(n)
+	default:
+		panic("BUG: configuration field of kind " + v.Kind().String() + " at " + path)
+	}
+}
+
+func (p *problems) fillStruct(path string, v reflect.Value, in any) {
+	m, ok := in.(yaml.MapSlice)
+	if !ok {
+		if path == "" {
+			path = "the file"
+		}
+		p.add(path, "is %s; want keys and values", kind(in))
+		return
+	}
+	fields := map[string]int{}
+	var names []string
+	for i := range v.NumField() {
+		if tag := v.Type().Field(i).Tag.Get("yaml"); tag != "" && tag != "-" {
+			fields[tag] = i
+			names = append(names, tag)
+		}
+	}
+	for _, item := range m {
+		key := fmt.Sprint(item.Key)
+		full := key
+		if path != "" {
+			full = path + "." + key
+		}
+		i, ok := fields[key]
+		if !ok {
+			p.add(full, "is unknown; known here: %s", strings.Join(names, ", "))
+			continue
+		}
+		if _, ok := item.Value.(string); !ok && item.Value != nil && v.Type().Field(i).Tag.Get("secret") != "" {
+			p.add(full, "is not text; put it in quotes")
+			continue
+		}
+		p.fill(full, v.Field(i), item.Value)
+	}
+}
+
+func (p *problems) fillDuration(path string, v reflect.Value, in any) {
+	s, ok := in.(string)
+	if !ok {
+		p.add(path, "is %s; want a duration with its unit, such as 500ms, 30s or 10m", kind(in))
+		return
+	}
+	d, err := time.ParseDuration(s)
+	if err != nil {
+		p.add(path, "%q is not a duration; want such as 500ms, 30s or 10m", s)
+		return
+	}
+	v.SetInt(int64(d))
+}
+
+func (p *problems) fillBytes(path string, v reflect.Value, in any) {
+	if n, ok := integer(in); ok {
+		v.SetInt(n)
+		return
+	}
+	s, ok := in.(string)
+	if !ok {
+		p.add(path, "is %s; want a size, such as 16KiB or 64MiB", kind(in))
+		return
+	}
+	n, err := ParseBytes(s)
+	if err != nil {
+		p.add(path, "%v", err)
+		return
+	}
+	v.SetInt(int64(n))
+}
+
+// kind tells a person what a YAML value is.
+func kind(in any) string {
+	switch in := in.(type) {
+	case string:
+		return fmt.Sprintf("the text %q", in)
+	case yaml.MapSlice:
+		return "a mapping"
+	case []any:
+		return "a list"
+	case nil:
+		return "empty"
+	default:
+		return fmt.Sprint(in)
+	}
+}
+
+func integer(in any) (int64, bool) {
+	switch n := in.(type) {
+	case int64:
+		return n, true
+	case uint64:
+		return int64(n), n <= math.MaxInt64
+	case int:
+		return int64(n), true
+	}
+	return 0, false
+}

@@ -1,0 +1,348 @@
+package agent
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/datadriven"
+)
+
+func TestDifferenceStories(t *testing.T) {
+	datadriven.Walk(t, filepath.Join("testdata", "difference"), func(t *testing.T, path string) {
+		var inUse Config
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			c := DefaultConfig()
+			if err := c.ParseConfig([]byte(d.Input)); err != nil {
+				d.Fatalf(t, "%v", err)
+			}
+			if err := c.Validate(); err != nil {
+				d.Fatalf(t, "%v", err)
+			}
+			if d.Cmd == "in-use" {
+				inUse = c
+				return "in use\n"
+			}
+			asked := differences(&inUse, &c)
+			keepStarted(&c, &inUse)
+			applied := differences(&inUse, &c)
+			var out strings.Builder
+			for _, d := range asked {
+				note := ""
+				if !contains(applied, d.path) {
+					note = " (after a restart)"
+				}
+				fmt.Fprintf(&out, "%s: %s -> %s%s\n", d.path, d.old, d.new, note)
+			}
+			if len(applied) > len(asked) {
+				d.Fatalf(t, "more is applied than was asked for: %v", applied)
+			}
+			if out.Len() == 0 {
+				return "nothing\n"
+			}
+			return out.String()
+		})
+	})
+}
+
+// live is an agent that follows a file.
+type live struct {
+	*testing.T
+	*Agent
+	file   string
+	config Config // without what the file says
+	said   lines
+	hangup chan os.Signal
+}
+
+func followed(t *testing.T, config Config, text string) *live {
+	t.Helper()
+	l := &live{T: t, config: config, file: filepath.Join(t.TempDir(), "inferrail.yaml"), hangup: make(chan os.Signal, 1)}
+	write(t, l.file, []byte(text))
+	c, err := l.load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if l.Agent, err = Start(t.Context(), c, l.said.logger()); err != nil {
+		t.Fatal(err)
+	}
+	l.Follow(Source{File: l.file, Load: l.load, Hangup: l.hangup})
+	t.Cleanup(func() {
+		stopped(t, l.Agent)
+		if t.Failed() {
+			t.Logf("the agent said:\n%s", &l.said)
+		}
+	})
+	return l
+}
+
+func (l *live) load() (Config, error) {
+	c := l.config
+	c.Replicas = append([]ReplicaConfig{}, c.Replicas...)
+	return c, c.ReadConfig(l.file)
+}
+
+// says waits for a line of the log that holds all of the parts.
+func (l *live) says(parts ...string) {
+	l.Helper()
+	eventually(l.T, func() bool {
+		for line := range strings.Lines(l.said.String()) {
+			all := true
+			for _, part := range parts {
+				all = all && strings.Contains(line, part)
+			}
+			if all {
+				return true
+			}
+		}
+		return false
+	}, func() string { return fmt.Sprintf("no line with %q", parts) })
+}
+
+func (l *live) ready(want string) {
+	l.Helper()
+	var got string
+	eventually(l.T, func() bool { _, got = page(l.T, l.Agent, "/readyz"); return got == want }, func() string {
+		return fmt.Sprintf("readyz says %q, want %q", got, want)
+	})
+}
+
+func (l *live) metric(want string) {
+	l.Helper()
+	if _, body := page(l.T, l.Agent, "/metrics"); !strings.Contains(body, "\n"+want+"\n") {
+		l.Errorf("the metrics lack %q", want)
+	}
+}
+
+// post sends a body of n bytes and returns the status.
+func (l *live) post(n int) int {
+	l.Helper()
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 30 * time.Second}
+	body := fmt.Sprintf(`{"model":"m","max_tokens":1,"prompt":"%s"}`, strings.Repeat("x", n))
+	resp, err := client.Post("http://"+l.Addr().String()+"/v1/completions", "application/json", strings.NewReader(body))
+	if err != nil {
+		l.Fatal(err)
+	}
+	resp.Body.Close()
+	return resp.StatusCode
+}
+
+// A file that changes is applied; one that is bad is not, whatever is wrong
+// with it; and a stream that runs goes on through all of it.
+func TestFileIsFollowed(t *testing.T) {
+	t.Parallel()
+	l := followed(t, testConfig(slowEngine(t)), "server: {max_body_bytes: 1KiB}\n")
+	stream := bufio.NewReader(ask(t, l.Agent, 40).Body)
+	if _, err := stream.ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+	if got := l.post(2000); got != 413 {
+		t.Fatalf("a large body has status %d", got)
+	}
+	l.metric(`inferrail_config_reloads_total{outcome="applied"} 0`)
+
+	write(t, l.file, []byte("server: {max_body_bytes: 1MiB}\n"))
+	l.says("configuration changed", "key=server.max_body_bytes", "old=1KiB", "new=1MiB")
+	l.ready("ok\n")
+	if got := l.post(2000); got != 200 {
+		t.Errorf("under the new limit a body has status %d", got)
+	}
+
+	write(t, l.file, []byte("server: {max_body_bytes: 0, idle_timeout: soon}\nlisten: 1\n"))
+	l.ready("degraded: config: 3 problems, the last good one is in use\n")
+	l.says("configuration: server.max_body_bytes: 0 is below 1")
+	l.says(`configuration: server.idle_timeout: \"soon\" is not a duration`)
+	l.says("configuration: listen: is 1; want text")
+	l.metric(`inferrail_config_reloads_total{outcome="applied"} 1`)
+	l.metric(`inferrail_config_reloads_total{outcome="rejected"} 1`)
+	l.metric(`inferrail_config_last_reload_successful 0`)
+	if got := l.post(2000); got != 200 {
+		t.Errorf("under the last good configuration a body has status %d", got)
+	}
+	write(t, l.file, []byte("server: [\n"))
+	l.hangup <- syscall.SIGHUP
+	l.ready("degraded: config: 1 problem, the last good one is in use\n")
+	l.says("configuration: ", "not YAML")
+	if err := os.Remove(l.file); err != nil {
+		t.Fatal(err)
+	}
+	l.hangup <- syscall.SIGHUP
+	l.says("configuration: ", "no such file")
+
+	write(t, l.file, []byte("server: {max_body_bytes: 1MiB}\n"))
+	l.ready("ok\n")
+	l.says("the configuration says what is in use")
+	l.metric(`inferrail_config_last_reload_successful 1`)
+
+	rest, err := io.ReadAll(stream)
+	if err != nil || !strings.HasSuffix(string(rest), "data: [DONE]\n\n") {
+		t.Errorf("the stream was cut: %v, %q", err, rest)
+	}
+}
+
+// What only a restart can change is reported and left.
+func TestReloadKeepsWhatNeedsARestart(t *testing.T) {
+	l := followed(t, testConfig(startEngine(t, 0, "m")), "")
+	addr := l.Addr().String()
+	write(t, l.file, []byte("listen: 127.0.0.1:1\ndatapath: {mode: packet}\nretry: {max_attempts: 7}\n"))
+	l.hangup <- syscall.SIGHUP
+	l.says("level=WARN", "restart", "key=listen", "in_use=127.0.0.1:0", "new=127.0.0.1:1")
+	l.says("level=WARN", "restart", "key=datapath.mode", "in_use=copy", "new=packet")
+	l.says("level=INFO", "configuration changed", "key=retry.max_attempts", "old=3", "new=7")
+	if l.Addr().String() != addr || l.post(1) != 200 {
+		t.Error("it does not serve where it did")
+	}
+
+	// With a file of its own the admin port would be on loopback after a
+	// restart. Now it is not, and must not lose its token.
+	l.reloads.mu.Lock()
+	public := *l.cfg.Load()
+	public.AdminListen, public.AdminTokenSHA256 = "0.0.0.0:0", hashOf("right")
+	l.cfg.Store(&public)
+	l.reloads.mu.Unlock()
+	c := public
+	c.AdminListen, c.AdminTokenSHA256 = "127.0.0.1:0", ""
+	if err := l.Reload(c); err == nil || !strings.Contains(err.Error(), "restart") || !strings.Contains(err.Error(), "admin_token_sha256") {
+		t.Errorf("the token is taken away from a public port: %v", err)
+	}
+}
+
+func TestReloadChangesTheAdminToken(t *testing.T) {
+	l := followed(t, testConfig(startEngine(t, 0, "m")), "")
+	status := func(token string) int {
+		return adminAnswer(t, l.Agent, "/metrics", "Authorization: Bearer "+token).StatusCode
+	}
+	f := func(text, token string, want int) {
+		t.Helper()
+		write(t, l.file, []byte(text))
+		l.hangup <- syscall.SIGHUP
+		var got int
+		eventually(t, func() bool { got = status(token); return got == want }, func() string {
+			return fmt.Sprintf("status %d, want %d", got, want)
+		})
+	}
+	f("admin_token_sha256: "+hashOf("one"), "", 401)
+	if got := status("one"); got != 200 {
+		t.Errorf("status %d with the token", got)
+	}
+	f("admin_token_sha256: "+hashOf("two"), "one", 401)
+	f("# none\n", "", 200)
+	for _, hash := range []string{hashOf("one"), hashOf("two")} {
+		if strings.Contains(l.said.String(), hash) {
+			t.Error("the log shows a hash")
+		}
+	}
+}
+
+// The key that a file holds is read again when the file changes.
+func TestKeyFileIsFollowed(t *testing.T) {
+	t.Parallel()
+	c := testConfig(startEngine(t, 0, "m"))
+	key := filepath.Join(t.TempDir(), "key")
+	write(t, key, []byte("sk-one\n"))
+	c.Replicas[0].APIKeyFile = key
+	l := followed(t, c, "")
+	write(t, key, nil)
+	l.ready("degraded: config: 1 problem, the last good one is in use\n")
+	l.says("replicas[0].api_key_file: ", "is empty")
+	write(t, key, []byte("sk-two\n"))
+	l.ready("ok\n")
+	if strings.Contains(l.said.String(), "sk-") {
+		t.Error("the log shows a key")
+	}
+}
+
+// Requests, admin pages and health checks go on while the configuration is
+// replaced again and again. The race detector watches.
+func TestReloadUnderLoad(t *testing.T) {
+	a := startAgent(t, testConfig(startEngine(t, 0, "m")))
+	clients := callersOf(a.Addr().String(), 1, 1)
+	var pages sync.WaitGroup
+	pages.Go(func() {
+		for !clients.stop.Load() {
+			page(t, a, "/readyz")
+			page(t, a, "/metrics")
+		}
+	})
+	for i := range 50 {
+		c := *a.cfg.Load()
+		c.Replicas = append([]ReplicaConfig{}, c.Replicas...)
+		c.Health.Interval = time.Duration(10+i) * time.Millisecond
+		c.Server.MaxBodyBytes = Bytes(1<<20 + i)
+		c.Server.APIKeys = nil
+		if i%3 == 0 {
+			c.Listen = ""
+		}
+		if err := a.Reload(c); (err != nil) != (i%3 == 0) {
+			t.Errorf("reload %d: %v", i, err)
+		}
+		clients.more(t, 5)
+	}
+	clients.end(t)
+	pages.Wait()
+	stopped(t, a)
+	if err := a.Reload(*a.cfg.Load()); err == nil {
+		t.Error("an agent that has stopped takes a configuration")
+	}
+}
+
+// A key that keeps its name keeps what it has used, and loses it with its name.
+func TestKeysAreReloaded(t *testing.T) {
+	l := followed(t, testConfig(startEngine(t, 0, "m")), "")
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 30 * time.Second}
+	status := func(key string) int {
+		t.Helper()
+		req, err := http.NewRequestWithContext(t.Context(), "POST", "http://"+l.Addr().String()+"/v1/completions",
+			strings.NewReader(`{"model":"m","max_tokens":1,"prompt":"x"}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer "+key)
+		resp, err := client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		return resp.StatusCode
+	}
+	applied := 0
+	reload := func(text string) {
+		t.Helper()
+		write(t, l.file, []byte(text))
+		l.hangup <- syscall.SIGHUP
+		applied++
+		want := fmt.Sprintf(`inferrail_config_reloads_total{outcome="applied"} %d`, applied)
+		eventually(t, func() bool { _, body := page(t, l.Agent, "/metrics"); return strings.Contains(body, want) },
+			func() string { return "not applied: " + text })
+	}
+	f := func(key string, want int) {
+		t.Helper()
+		if got := status(key); got != want {
+			t.Errorf("with key %q: status %d, want %d", key, got, want)
+		}
+	}
+	entry := func(name, key string) string {
+		return fmt.Sprintf("server: {api_keys: [{name: %s, sha256: %s, requests_per_minute: 1}]}\n", name, strings.ToUpper(hashOf(key)))
+	}
+	f("", 200)
+	reload(entry("a", "one"))
+	f("", 401)
+	f("two", 401)
+	f("one", 200)
+	f("one", 429)
+	reload(entry("a", "two")) // another secret, the same key
+	f("one", 401)
+	f("two", 429)
+	reload(entry("b", "two"))
+	f("two", 200)
+	reload("# none\n")
+	f("", 200)
+}

@@ -1,0 +1,78 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+
+	"github.com/inferrail/inferrail/agent"
+)
+
+type checkCommand struct {
+	File string `arg:"" placeholder:"FILE" help:"Configuration file (YAML)."`
+}
+
+// Run tells everything that is wrong with the file, a line each, or that
+// nothing is and what the file sets up. Flags and variables have no say.
+func (c *checkCommand) Run(e *env) error {
+	config := agent.DefaultConfig()
+	err := config.ReadConfig(c.File)
+	if err == nil {
+		err = config.Check()
+	}
+	var list agent.Problems
+	switch {
+	case errors.As(err, &list):
+		for _, problem := range list {
+			fmt.Fprintf(e.stdout, "%s: %s\n", c.File, problem)
+		}
+		return errTold
+	case errors.As(err, new(*fs.PathError)):
+		return err
+	case err != nil:
+		fmt.Fprintln(e.stdout, err)
+		return errTold
+	}
+	fmt.Fprintf(e.stdout, "%s: ok\n%s\n", c.File, summary(&config))
+	return nil
+}
+
+// summary is what a configuration sets up, on one line.
+func summary(c *agent.Config) string {
+	parts := []string{
+		count(len(c.Replicas), "replica"),
+		count(len(c.Models), "model"),
+		"sources: " + strings.Join(sources(c), ", "),
+	}
+	if n := len(c.Server.APIKeys); n > 0 {
+		parts = append(parts, count(n, "API key"))
+	} else {
+		parts = append(parts, "no API key: anybody may send requests")
+	}
+	if c.Server.TLS.CertFile != "" {
+		parts = append(parts, "TLS")
+	}
+	return strings.Join(parts, "; ")
+}
+
+// sources are where engines come from.
+func sources(c *agent.Config) (list []string) {
+	if len(c.Replicas) > 0 {
+		list = append(list, "replicas")
+	}
+	for _, d := range c.Discovery.DNS {
+		list = append(list, "dns "+d.Name)
+	}
+	if c.Discovery.Local {
+		list = append(list, "local")
+	}
+	return list
+}
+
+func count(n int, noun string) string {
+	if n != 1 {
+		noun += "s"
+	}
+	return fmt.Sprintf("%d %s", n, noun)
+}

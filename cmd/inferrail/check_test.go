@@ -1,0 +1,102 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+func file(t *testing.T, name, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// What the command says of a file, FILE standing for its name.
+func TestCheck(t *testing.T) {
+	f := func(text string, status int, want string) {
+		t.Helper()
+		path := file(t, "inferrail.yaml", text)
+		p := start(t, "check", path)
+		p.exit(status)
+		if got := strings.ReplaceAll(p.stdout.String(), path, "FILE"); got != want {
+			t.Errorf("got:\n%swant:\n%s", got, want)
+		}
+		if p.stderr.String() != "" {
+			t.Errorf("stderr: %s", &p.stderr)
+		}
+	}
+	f("replicas: [{url: http://gpu:8000}]\n", 0,
+		"FILE: ok\n1 replica; 0 models; sources: replicas; no API key: anybody may send requests\n")
+	f(`
+models: [{name: m}, {name: n}]
+discovery: {local: true, dns: [{name: engines.svc, port: 8000}]}
+server:
+  api_keys:
+    - {name: web, sha256: 60303ae22b998861bce3b28f33eec1be758a213c86c93c076dbe9f558c11c752}
+`, 0, "FILE: ok\n0 replicas; 2 models; sources: dns engines.svc, local; 1 API key\n")
+	f("listne: :80\nreplicas: [{url: ftp://h, api_key_file: /nowhere/key}]\nserver: {tls: {cert_file: /nowhere/a, key_file: /nowhere/b}}\n", 1,
+		`FILE: listne: is unknown; known here: listen, admin_listen, admin_token_sha256, models, replicas, discovery, datapath, routing, health, retry, server
+FILE: replicas[0].url: "ftp://h": engines are reached over http only; want http://host:port
+FILE: server.tls: cannot read the certificate: open /nowhere/a: no such file or directory
+FILE: replicas[0].api_key_file: cannot be read: open /nowhere/key: no such file or directory
+`)
+	f("", 1, "FILE: replicas: are missing; name an engine here or with --replica http://host:port, let discovery.dns or discovery.local (--discover-local) find some, or try --sim 3\n")
+	f("replicas: [\n", 1, "FILE: not YAML: [1:11] sequence end token ']' not found\n>  1 | replicas: [\n                 ^\n")
+}
+
+func TestCheckWithoutAFile(t *testing.T) {
+	p := start(t, "check", filepath.Join(t.TempDir(), "absent.yaml"))
+	p.exit(1)
+	if !strings.Contains(p.stderr.String(), "no such file") {
+		t.Errorf("says %q", &p.stderr)
+	}
+	p = start(t, "check")
+	p.exit(2)
+	if !strings.Contains(p.stderr.String(), "<file>") {
+		t.Errorf("says %q", &p.stderr)
+	}
+}
+
+// A hangup loads the file again, and flags still have the last word.
+func TestAgentReloads(t *testing.T) {
+	path := file(t, "inferrail.yaml", "admin_listen: 127.0.0.1:0\nretry: {max_attempts: 2}\n")
+	hangups := make(chan os.Signal, 1)
+	p := &process{T: t, signals: make(chan os.Signal, 2), status: make(chan int, 1)}
+	go func() {
+		p.status <- run(&env{
+			args:   []string{"agent", "--config", path, "--listen", "127.0.0.1:0", "--sim", "1", "--datapath", "copy"},
+			stdout: &p.stdout, stderr: &p.stderr, signals: p.signals, hangups: hangups,
+		})
+	}()
+	p.expect(`(?m)^try        (curl .*)$`)
+	says := func(want string) {
+		t.Helper()
+		for end := time.Now().Add(20 * time.Second); !strings.Contains(p.stderr.String(), want); time.Sleep(5 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("does not say %q:\n%s", want, &p.stderr)
+			}
+		}
+	}
+	if err := os.WriteFile(path, []byte("admin_listen: 127.0.0.1:0\nretry: {max_attempts: 5}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	hangups <- syscall.SIGHUP
+	says("key=retry.max_attempts old=2 new=5")
+	if strings.Contains(p.stderr.String(), "key=listen") || strings.Contains(p.stderr.String(), "key=replicas") {
+		t.Errorf("the flags are forgotten:\n%s", &p.stderr)
+	}
+	if err := os.WriteFile(path, []byte("retry: {max_attempts: 0}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	hangups <- syscall.SIGHUP
+	says("configuration: retry.max_attempts: 0 is below 1")
+	p.signals <- syscall.SIGTERM
+	p.exit(0)
+}
