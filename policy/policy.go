@@ -15,8 +15,21 @@ type Request struct {
 type Candidate struct {
 	// Slot is the dense number the agent gave the endpoint.
 	Slot int
-	// InFlight counts the requests this agent has sent there and not finished.
+	// InFlight counts the requests this agent has sent there and not finished,
+	// and those that wait for their turn there.
 	InFlight int
+	// Share is how much of its share the replica takes, between 0 and 1: less
+	// than 1 for a while after it has come back. 0 stands for 1.
+	Share float64
+}
+
+// load is what one request more would make of the candidate's load. A replica
+// that takes a tenth of its share counts ten times as loaded.
+func (c *Candidate) load() float64 {
+	if c.Share > 0 {
+		return float64(c.InFlight+1) / c.Share
+	}
+	return float64(c.InFlight + 1)
 }
 
 // Policy picks a replica. Implementations are immutable and may be called from
@@ -29,7 +42,8 @@ type Policy interface {
 	Pick(r *Request, candidates []Candidate) (index int, reason string)
 }
 
-// LeastRequest picks the replica with the fewest requests in flight. Ties are
+// LeastRequest picks the replica with the fewest requests in flight for its
+// share. Ties are
 // broken by Request.Rand, so that idle replicas share the load.
 type LeastRequest struct{}
 
@@ -39,14 +53,14 @@ func (LeastRequest) Name() string { return "least_request" }
 // Pick implements Policy in one pass: among equals each is chosen with the
 // same probability.
 func (LeastRequest) Pick(r *Request, candidates []Candidate) (int, string) {
-	best, ties := -1, uint64(0)
+	best, ties, least := -1, uint64(0), 0.0
 	rand := r.Rand
 	for i := range candidates {
-		c := &candidates[i]
+		load := candidates[i].load()
 		switch {
-		case best < 0 || c.InFlight < candidates[best].InFlight:
-			best, ties = i, 1
-		case c.InFlight == candidates[best].InFlight:
+		case best < 0 || load < least:
+			best, ties, least = i, 1, load
+		case load == least:
 			ties++
 			// splitmix64's increment gives each tie a fresh draw.
 			rand += 0x9e3779b97f4a7c15

@@ -9,7 +9,6 @@ import (
 	"os"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -40,11 +39,7 @@ type conn struct {
 	handle  uint32
 	why     string
 
-	// admitted: the line at a replica's gate has let the request in.
-	admitted atomic.Bool
-	// waitNext and waitPrev link those that wait for a replica's first byte;
-	// the replica's gate guards them.
-	waitNext, waitPrev *conn
+	place place
 
 	// until is the time given to expect.
 	until time.Time
@@ -257,6 +252,9 @@ func (c *conn) readData(buf []byte, n int64) ([]byte, failure) {
 	for n > 0 {
 		if len(buf) == cap(buf) {
 			buf = slices.Grow(buf, int(min(n, int64(max(cap(buf), 16<<10)))))
+			if !c.hold(int64(cap(buf))) {
+				return buf, buffersFull
+			}
 		}
 		k, err := c.br.Read(buf[len(buf):min(int64(cap(buf)), int64(len(buf))+n)])
 		buf = buf[:len(buf)+k]
@@ -266,6 +264,14 @@ func (c *conn) readData(buf []byte, n int64) ([]byte, failure) {
 		}
 	}
 	return buf, none
+}
+
+// hold counts size bytes as held by the request's body, and reports false when
+// all bodies together hold too much.
+func (c *conn) hold(size int64) bool {
+	more := size - c.x.held
+	c.x.held = size
+	return c.s.buffered.Add(more) <= c.x.limits.MaxBuffered
 }
 
 // readChunks appends a chunked body's data to buf and drops its trailer.
@@ -428,6 +434,17 @@ func (c *conn) wait(timeout failure) failure {
 	return clientLeft
 }
 
+// pause waits for d, or until the client leaves.
+func (c *conn) pause(d time.Duration) failure {
+	for until := time.Now().Add(d); time.Now().Before(until); {
+		c.expect(until)
+		if f := c.wait(none); f != none {
+			return f
+		}
+	}
+	return none
+}
+
 // waitFull is wait for a client that has filled br.
 func (c *conn) waitFull(timeout failure) failure {
 	tick := time.NewTimer(time.Until(c.until))
@@ -512,10 +529,16 @@ func (c *conn) cutNow() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.cut = true
-	c.tcp.SetDeadline(past)
+	c.tcp.SetReadDeadline(past)
+	// Long enough to say goodbye.
+	c.tcp.SetWriteDeadline(time.Now().Add(goodbye))
 	c.woken = false
 	c.wakeLocked()
 }
+
+// goodbye is how long a client has to take an answer once the server wants the
+// connection gone.
+const goodbye = 500 * time.Millisecond
 
 // closeIdle ends the wait for a request, unless one has begun.
 func (c *conn) closeIdle() {

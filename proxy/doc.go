@@ -6,13 +6,17 @@
 //	accept      server.go    one goroutine a connection
 //	await       conn.go      idle deadline; the first byte of a request
 //	read        conn.go      head deadline, fasthttp's parser; size check; 100-continue; body deadline
-//	route       exchange.go  path and method; openai.go finds model and stream in one pass over the body
-//	choose      exchange.go  policy.Policy picks a replica; it is counted there until finish
+//	permit      exchange.go  path (route.go), method and API key (access.go), before the body is read
+//	parse       exchange.go  openai.go, or form.go, finds the model in one pass over the body
+//	choose      choice.go    policy.Policy picks a replica; the request takes a place at its gate (gate.go)
 //	connect     upstream.go  an idle connection that looks alive, or a new one
 //	send        exchange.go  head and body in one write
 //	first byte  exchange.go  the response's head; head.go says what passes
 //	relay       relay.go     the body: copied by a shard's goroutine, or carried by the kernel
 //	finish      exchange.go  one deferred call: release, count
+//
+// From choose to first byte is one attempt. One that fails is followed by
+// another, at another replica, until the client has been sent a byte.
 //
 // failure.go has one table of everything that can go wrong: what the client is
 // told, and whose fault it is.
@@ -42,7 +46,8 @@
 //     from the idle stack, until it is closed or put back. From relay.start until
 //     finished or stop the relay reads it, unless the kernel carries the response.
 //   - Locks are taken in this order: Server.mu, relay.mu, watch.mu, conn.mu, and conn.mu
-//     before the mu of conn.cw, whose ready function runs without it.
+//     before the mu of conn.cw, whose ready function runs without it. gate.mu is taken
+//     with none held and may be followed by conn.mu.
 //   - Buffers for request bodies and heads come from pools, at the latest
 //     returned when the relay starts: a stream that lasts for an hour holds its
 //     connection's small read buffer and the tail of its body.

@@ -298,15 +298,25 @@ func eventually(t *testing.T, limit time.Duration, what string, ok func() bool) 
 }
 
 // outcome is how many exchanges ended with an outcome.
-func (r *rig) outcome(label string) (n float64) {
+func (r *rig) outcome(label string) float64 {
+	return counted(r.s.stats.requests, func(name, value string) bool { return name == "outcome" && value == label })
+}
+
+// retries is how many retries the metrics count.
+func (r *rig) retries() int {
+	return int(counted(r.s.stats.retries, func(name, _ string) bool { return name == "reason" }))
+}
+
+// counted sums the counters that have a label which is wanted.
+func counted(vec *prometheus.CounterVec, wanted func(name, value string) bool) (n float64) {
 	ch := make(chan prometheus.Metric, 100)
-	r.s.stats.requests.Collect(ch)
+	vec.Collect(ch)
 	close(ch)
 	for m := range ch {
 		var pb dto.Metric
 		m.Write(&pb)
 		for _, l := range pb.Label {
-			if l.GetName() == "outcome" && l.GetValue() == label {
+			if wanted(l.GetName(), l.GetValue()) {
 				n += pb.Counter.GetValue()
 			}
 		}

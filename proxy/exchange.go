@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"net/url"
 	"strconv"
 	"sync"
 	"time"
@@ -25,24 +26,42 @@ type exchange struct {
 	began time.Time // the request's first byte was there
 	sent  time.Time // the request was read: now it is the engine's time
 
+	// What is true for all of it.
+	limits *Limits
+	access *Access
+	caller caller
+	key    *Key // the API key it came with, when keys are asked for
+
 	// The request.
 	method, target []byte
+	path           []byte
 	route          route
 	allow          string
 	head           requestHead
 	id             []byte // x-request-id of request and response
 	idBuf          [32]byte
 	body           []byte // pooled
+	held           int64  // what it counts for in Server.buffered
 	call           call
+	edits          [2]edit // of the body, for the engine
+	usageEdit      edit    // the one that asks for usage
 	http10, isHead bool
 	keepAlive      bool
 	unread         bool // it was refused before it was read
 	reset          bool // the connection is to end with a reset
 
-	// The choice.
+	// What the key is charged. reserved is taken back or settled by finish.
+	charged   bool
+	reserved  policy.Charge
+	asksUsage bool // the client did not, so its answer must not hold it
+
+	// The choice. The request is inside replica's gate from choose until leave.
 	model      *Model
 	replica    *Replica
+	tried      []*Replica // that have failed it
+	evacuated  uint64     // the gate's evacuations when it came in
 	candidates []policy.Candidate
+	places     []*Replica // of candidates
 	asked      policy.Request
 
 	// The response.
@@ -52,6 +71,7 @@ type exchange struct {
 	in       []byte // what the engine has sent up to the end of its head; pooled
 	response responseHead
 	out      []byte // heads are composed here; pooled
+	extra    []byte // field lines of the agent's own
 	answered bool   // a response head is on its way to the client
 	passed   bool   // and it is an engine's
 	status   int
@@ -95,14 +115,17 @@ func (x *exchange) run() (goOn bool) {
 }
 
 func (x *exchange) begin() {
-	x.method, x.target = nil, nil
+	x.limits, x.access, x.key = x.c.s.limits.Load(), x.c.s.access.Load(), nil
+	x.caller, x.charged, x.asksUsage = caller{}, false, false
+	x.method, x.target, x.path = nil, nil, nil
 	x.route, x.allow = routeUnknown, ""
 	x.head, x.id = requestHead{}, nil
 	x.call = call{}
 	x.http10, x.isHead, x.keepAlive, x.unread, x.reset = false, false, false, false, false
-	x.model, x.replica, x.candidates = nil, nil, x.candidates[:0]
+	x.held = 0
+	x.model, x.replica, x.tried = nil, nil, x.tried[:0]
 	x.up, x.unsent = nil, false
-	x.response = responseHead{}
+	x.response, x.extra = responseHead{}, x.extra[:0]
 	x.answered, x.passed, x.status, x.ttfb = false, false, 0, 0
 	x.packet, x.why, x.kernel = false, "", Carried{}
 	x.cause, x.message, x.param = nil, "", ""
@@ -132,25 +155,38 @@ func (x *exchange) read() failure {
 		return badRequest
 	}
 	x.takeID()
+	x.caller = readCaller(x.head.raw)
+	x.target, x.path = originForm(h.RequestURI())
+	x.route, x.allow = routeOf(x.path)
+	if string(x.method) == http.MethodOptions && x.caller.preflight() {
+		x.extra = x.access.appendPreflight(x.extra, &x.caller, x.allow)
+	} else {
+		x.extra = x.access.appendOrigin(x.extra, &x.caller)
+	}
 	size := int64(h.ContentLength())
-	if size > c.s.limits.Load().MaxBodyBytes {
-		x.message = fmt.Sprintf("The request body is %d bytes; at most %d are taken.", size, c.s.limits.Load().MaxBodyBytes)
+	if size > x.limits.MaxBodyBytes {
+		x.message = fmt.Sprintf("The request body is %d bytes; at most %d are taken.", size, x.limits.MaxBodyBytes)
 		return bodyTooLarge
 	}
-	if x.head.expect != nil && !x.http10 {
-		if !bytes.EqualFold(x.head.expect, []byte("100-continue")) {
-			return badExpect
+	if x.head.encoding != nil && size != 0 && size != -2 {
+		return badEncoding
+	}
+	if x.head.expect != nil && !x.http10 && !bytes.EqualFold(x.head.expect, []byte("100-continue")) {
+		return badExpect
+	}
+	if size > 0 || size == -1 {
+		if size == -1 || size > readAnyway || x.head.expect != nil {
+			// Who may not send it need not be read first.
+			if f = x.permit(); f != none {
+				x.unread = true
+				return f
+			}
 		}
-		if size != -2 && size != 0 && c.br.Buffered() == 0 {
+		if x.head.expect != nil && !x.http10 && c.br.Buffered() == 0 {
 			if c.write([]byte("HTTP/1.1 100 Continue\r\n\r\n")) != nil {
 				return clientLeft
 			}
 		}
-	}
-	var path []byte
-	x.target, path = originForm(h.RequestURI())
-	x.route, x.allow = routeOf(path)
-	if size > 0 || size == -1 {
 		if x.body, f = c.readBody(x.body, size); f != none {
 			return f
 		}
@@ -173,44 +209,93 @@ func (x *exchange) takeID() {
 	x.id = x.idBuf[:]
 }
 
-// serve answers a request that has been read: locally, or from an engine.
-func (x *exchange) serve() failure {
-	fleet := x.c.s.fleet.Load()
-	switch x.route {
-	case routeUnknown:
-		x.message = "There is nothing at this path. The agent serves /v1/chat/completions, /v1/completions, /v1/models and /health."
-		return notFound
-	case routeModels, routeHealth:
-		if !x.isHead && string(x.method) != http.MethodGet {
+// readAnyway is the size up to which a body is read although the request is
+// going to be refused: the connection can go on then.
+const readAnyway = 64 << 10
+
+// permit decides by the request's head alone whether it is taken.
+func (x *exchange) permit() failure {
+	options := string(x.method) == http.MethodOptions
+	if x.route == routeHealth || options && (x.route != routeUnknown || string(x.path) == "*") {
+		if x.route == routeHealth && !options && !x.isHead && string(x.method) != http.MethodGet {
 			return badMethod
 		}
-		var body []byte
-		kind := "application/json"
-		if x.route == routeModels {
-			body = appendModels(nil, fleet.Listed)
-		}
-		return x.answer(http.StatusOK, kind, body)
+		return none // asked by load balancers and browsers, which have no key
 	}
-	if string(x.method) != http.MethodPost {
+	if !x.access.Open() {
+		if x.key = x.access.Find(x.caller.key); x.key == nil {
+			return badKey
+		}
+	}
+	switch {
+	case x.route == routeUnknown:
+		x.message = "There is nothing at this path. The agent serves /v1/models, /health and the paths of engines that compute something, such as /v1/chat/completions."
+		return notFound
+	case x.route < routeModels && string(x.method) != http.MethodPost:
 		return badMethod
+	case x.route >= routeModels && !x.isHead && string(x.method) != http.MethodGet:
+		return badMethod
+	}
+	return none
+}
+
+// serve answers a request that has been read: locally, or from an engine.
+func (x *exchange) serve() failure {
+	if f := x.permit(); f != none {
+		return f
+	}
+	if string(x.method) == http.MethodOptions {
+		return x.answer(http.StatusNoContent, "", nil)
+	}
+	fleet := x.c.s.fleet.Load()
+	switch x.route {
+	case routeHealth:
+		return x.answer(http.StatusOK, "", nil)
+	case routeModels:
+		return x.answer(http.StatusOK, "application/json", appendModels(nil, fleet.Listed, x.key))
+	case routeModel:
+		return x.describeModel(fleet)
 	}
 	if f := x.findModel(fleet); f != none {
 		return f
 	}
-	if f := x.choose(); f != none {
+	if f := x.admit(); f != none {
 		return f
 	}
-	x.until = x.sent.Add(x.c.s.limits.Load().RequestTimeout)
+	if x.limits.LogPrompts {
+		x.c.s.log.Info("prompt", "request_id", string(x.id), "path", string(x.path), "body", string(x.body))
+	}
+	x.until = x.sent.Add(x.limits.RequestTimeout)
 	if f := x.ask(); f != none {
 		return f
 	}
 	return x.respond()
 }
 
+// describeModel answers for GET /v1/models/NAME.
+func (x *exchange) describeModel(fleet *Fleet) failure {
+	name, err := url.PathUnescape(string(x.path[len(modelPrefix):]))
+	model := fleet.Models[name]
+	if err != nil || model == nil || !x.key.Allows(model.Name) {
+		return x.modelUnknown(name)
+	}
+	return x.answer(http.StatusOK, "application/json", appendCard(nil, model, name))
+}
+
+func (x *exchange) modelUnknown(name string) failure {
+	x.message, x.param = "The model `"+name+"` does not exist.", "model"
+	return unknownModel
+}
+
 // findModel finds which model the request wants.
 func (x *exchange) findModel(fleet *Fleet) failure {
 	var err error
-	if x.call, err = scanCall(x.body); err != nil {
+	if x.route == routeForm {
+		if x.call, err = scanForm(x.head.contentType, x.body); err != nil {
+			x.message = "The request is refused: " + err.Error() + "."
+			return badForm
+		}
+	} else if x.call, err = scanCall(x.body); err != nil {
 		x.message = "The request is refused: " + err.Error() + "."
 		return badJSON
 	}
@@ -221,50 +306,145 @@ func (x *exchange) findModel(fleet *Fleet) failure {
 	case memberString:
 		if name := x.call.name(x.body); len(name) > 0 {
 			if x.model = fleet.Models[string(name)]; x.model == nil {
-				x.message, x.param = "The model `"+string(name)+"` does not exist.", "model"
-				return unknownModel
+				return x.modelUnknown(string(name))
 			}
-			return none
 		}
 	}
 	// vLLM takes a request that names no model for the one it serves.
-	if len(fleet.Listed) == 1 {
+	if x.model == nil && len(fleet.Listed) == 1 {
 		x.model = fleet.Listed[0]
-		return none
 	}
-	x.param = "model"
-	return noModel
-}
-
-// choose picks the replica and counts the request there. finish takes the
-// count back.
-func (x *exchange) choose() failure {
-	for _, r := range x.model.Replicas {
-		x.candidates = append(x.candidates, policy.Candidate{Slot: r.Slot, InFlight: r.InFlight()})
+	switch {
+	case x.model == nil:
+		x.param = "model"
+		return noModel
+	case !x.key.Allows(x.model.Name):
+		x.message, x.param = fmt.Sprintf("The API key `%s` may not be used for the model `%s`.", x.key.Name, x.model.Name), "model"
+		return forbiddenModel
 	}
-	var p policy.Policy = policy.LeastRequest{}
-	if x.model.Policy != nil {
-		p = x.model.Policy
-	}
-	x.asked = policy.Request{Rand: rand.Uint64()}
-	i, _ := p.Pick(&x.asked, x.candidates)
-	if i < 0 || i >= len(x.model.Replicas) {
-		x.message = fmt.Sprintf("No engine that serves the model `%s` is available.", x.model.Name)
-		return noReplica
-	}
-	x.replica = x.model.Replicas[i]
-	x.replica.gate.enter()
 	return none
 }
 
-// ask sends the request and reads the head of its response. A connection that
-// has been idle may have been closed by the engine just then; if it dies before
-// the first byte of a response, the request is sent once more on a new one.
+// admit reserves what the request is taken to cost from what its key may use.
+func (x *exchange) admit() failure {
+	if x.key == nil || x.key.Budget == nil {
+		return none
+	}
+	x.reserved = x.call.estimate(x.route != routeInference)
+	quotas, wait, ok := x.key.Budget.Reserve(time.Now(), x.reserved)
+	x.extra = appendQuotas(x.extra, &quotas)
+	if !ok {
+		x.extra = appendRetryAfter(x.extra, wait)
+		x.message = fmt.Sprintf("The API key `%s` has used up what it may use in a minute; try again in %s.",
+			x.key.Name, appendReset(nil, wait))
+		return overRate
+	}
+	x.charged = true
+	if counts := quotas.Input.Limit > 0 || quotas.Output.Limit > 0; counts && x.route == routeGenerate {
+		x.usageEdit, x.asksUsage = askUsage(x.body, &x.call)
+	}
+	return none
+}
+
+// settle charges the key for what the request has used.
+func (x *exchange) settle(f failure, u usage, known bool) {
+	if !x.charged {
+		return
+	}
+	now := time.Now()
+	used := x.reserved
+	switch {
+	case known:
+		used = u.charge(x.reserved)
+	case !x.passed && (f != clientLeft || x.replica == nil):
+		// No engine has answered, or been asked: it costs nothing.
+		x.key.Budget.Refund(now, x.reserved)
+		return
+	case x.passed && x.status != http.StatusOK:
+		used = policy.Charge{}
+	case !x.passed && x.call.stream:
+		used.Output = 0
+	case x.call.stream:
+		// A chunk is a token or more. Of one that the client has left it is
+		// all that is known.
+		used.Output = int64(x.relay.frames.Chunks + x.kernel.Chunks)
+	case x.route == routeInference:
+		used.Output = 0
+	}
+	x.key.Budget.Settle(now, x.reserved, used)
+}
+
+// ask sends the request to a replica and reads the head of its response. While
+// nothing has been passed on to the client, a request that failed is sent to
+// another one: first to those that have not failed it, and when all have, after
+// a pause, to any.
 func (x *exchange) ask() failure {
 	if s := x.c.s; s.joiner != nil && !x.c.entered {
 		x.c.entered = true
 		x.c.handle, x.c.why = s.joiner.Enter(x.c.fd, -1)
 	}
+	for attempt := 1; ; attempt++ {
+		if f := x.choose(); f != none {
+			return f
+		}
+		f := x.attempt()
+		x.replica.gate.answered(x.c)
+		again := f.retried() || f == none && unavailable(x.response.status)
+		if again {
+			x.replica.failed(x.failedWith(f))
+		}
+		if !again || attempt >= x.limits.MaxAttempts {
+			return f
+		}
+		x.tried = append(x.tried, x.replica)
+		pause := time.Duration(0)
+		if !x.elsewhere() {
+			// The pause is drawn from its second half, so that requests that
+			// failed together do not come back together.
+			pause = x.limits.Backoff << (attempt - 1)
+			pause = pause/2 + rand.N(pause/2+1)
+			if time.Until(x.until) < pause {
+				return f
+			}
+			x.tried = x.tried[:0]
+		}
+		x.c.s.stats.retries.WithLabelValues(x.model.Name, x.outcome(f)).Inc()
+		x.leave()
+		if f := x.c.pause(pause); f != none {
+			return f
+		}
+	}
+}
+
+// unavailable reports that a response says that the engine, not the request, is
+// why there is no answer.
+func unavailable(status int) bool { return status >= 502 && status <= 504 }
+
+// failedWith is what those who watch the replica are told of a failed attempt.
+func (x *exchange) failedWith(f failure) error {
+	switch {
+	case f == none:
+		return fmt.Errorf("status %d", x.response.status)
+	case x.cause != nil:
+		return fmt.Errorf("%s: %w", f.label(), x.cause)
+	}
+	return errors.New(f.label())
+}
+
+// outcome is a failed attempt's metric label.
+func (x *exchange) outcome(f failure) string {
+	if f == none {
+		return "status_" + strconv.Itoa(x.response.status)
+	}
+	return f.label()
+}
+
+// attempt sends the request to the chosen replica and reads the head of its
+// response. A connection that has been idle may have been closed by the engine
+// just then; if it dies before the first byte of a response, the request is
+// sent once more on a new one.
+func (x *exchange) attempt() failure {
+	x.in, x.unsent, x.cause, x.ttfb = x.in[:0], false, nil, 0
 	x.up = x.replica.take()
 	for {
 		var f failure
@@ -286,21 +466,51 @@ func (x *exchange) ask() failure {
 	}
 }
 
+// leave gives up what the request has at its replica: after a failed attempt,
+// and at the end.
+func (x *exchange) leave() {
+	if x.up != nil {
+		// A reset stops an engine that is still generating.
+		x.up.abort()
+		x.up = nil
+	}
+	if x.replica != nil {
+		x.replica.gate.leave(x.c)
+		x.replica = nil
+	}
+}
+
+// usedAlias reports that the body names the model otherwise than the engine
+// does.
+func (x *exchange) usedAlias() bool {
+	if x.call.model != memberString {
+		return false
+	}
+	name := x.call.name(x.body)
+	return len(name) > 0 && string(name) != x.model.Name
+}
+
 // send writes the request to the engine.
 func (x *exchange) send() failure {
-	body := [3][]byte{x.body}
-	length := len(x.body)
-	if x.model != nil && x.call.model == memberString && x.call.end-x.call.start > 2 &&
-		string(x.call.name(x.body)) != x.model.Name {
-		// An alias: the engine knows the model by its own name. The rest of
-		// the body stays what it is.
-		name := appendJSONString(nil, x.model.Name)
-		body = [3][]byte{x.body[:x.call.start], name, x.body[x.call.end:]}
-		length += len(name) - (x.call.end - x.call.start)
+	edits := x.edits[:0]
+	if x.usedAlias() {
+		// The engine knows the model by its own name. The rest of the body
+		// stays what it is.
+		name := []byte(x.model.Name)
+		if !x.call.form {
+			name = appendJSONString(nil, x.model.Name)
+		}
+		edits = append(edits, edit{x.call.start, x.call.end, name})
 	}
-	x.out = x.head.appendTo(x.out[:0], x.method, x.target, x.replica, x.id, length)
-	bufs := [4][]byte{x.out, body[0], body[1], body[2]}
-	left, errno := sendAll(x.up.fd, bufs[:])
+	if x.asksUsage {
+		edits = append(edits, x.usageEdit)
+	}
+	var pieces [1 + 2*len(x.edits) + 1][]byte // the head goes first
+	bufs, length := cut(pieces[:1], x.body, edits)
+	x.out = x.head.appendTo(x.out[:0], asEngine{method: x.method, target: x.target, replica: x.replica,
+		id: x.id, length: length, hideKey: !x.access.Open()})
+	bufs[0] = x.out
+	left, errno := sendAll(x.up.fd, bufs)
 	for errno == unix.EAGAIN {
 		// An engine that answers before it has read the whole request, to
 		// refuse it, is heard.
@@ -393,9 +603,15 @@ func (x *exchange) waitHead() failure {
 func (x *exchange) respond() failure {
 	c, h, r := x.c, &x.response, &x.relay
 	r.reset(c, x.up)
-	x.keepAlive = x.keepAlive && !c.s.draining.Load() && h.body != bodyUntilClose && !(x.http10 && h.body == bodyChunked)
+	if x.asksUsage && h.events && h.status == http.StatusOK {
+		r.filter = &usageFilter{}
+	}
+	reframed := r.filter != nil
+	x.keepAlive = x.keepAlive && !c.s.draining.Load() && (h.body != bodyUntilClose || reframed) &&
+		!(x.http10 && (h.body == bodyChunked || reframed))
 	x.status = h.status
-	x.out = h.appendTo(x.out[:0], asClient{http10: x.http10, keepAlive: x.keepAlive, id: x.id, replica: x.replica.ID})
+	x.out = h.appendTo(x.out[:0], asClient{http10: x.http10, keepAlive: x.keepAlive, id: x.id, replica: x.replica.ID,
+		extra: x.extra, dropCORS: x.access.Scripts(), dropLimits: x.charged, reframed: reframed})
 
 	early := x.in[bytes.Index(x.in, crlfcrlf)+4:]
 	switch h.body {
@@ -408,11 +624,14 @@ func (x *exchange) respond() failure {
 	case bodyUntilClose:
 		r.untilClose = true
 	}
+	r.decode = r.decode || reframed
+	r.chunked = reframed && !x.http10
 	var decoded []byte
 	body, f := r.accept(early, &decoded)
 	if f != none {
 		// Nothing has been passed on yet, so the client can be told.
 		x.cause = errFraming
+		x.replica.failed(x.failedWith(engineHead))
 		return engineHead
 	}
 	x.out = append(x.out, body...)
@@ -443,6 +662,8 @@ func (x *exchange) join() (why string) {
 		return "with_head"
 	case r.untilClose:
 		return "until_close"
+	case r.filter != nil:
+		return "usage"
 	case r.decode:
 		return "http10"
 	case r.frames.Fixed && r.frames.Left <= spliceWorth:
@@ -503,13 +724,16 @@ func (x *exchange) refuse(f failure) {
 	}
 	if row.status == 0 || x.answered {
 		x.keepAlive = false
+		if x.answered && row.blame != byClient && x.tellBroken(f) {
+			return
+		}
 		// A reset: what the client has must not pass for the whole answer,
 		// and what it has not taken is dropped.
 		x.reset = true
-		x.c.tcp.SetLinger(0)
+		unix.SetsockoptLinger(x.c.fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 		return
 	}
-	if f.fatal() {
+	if f.fatal() || x.unread {
 		x.keepAlive, x.unread = false, true
 	}
 	if x.id == nil {
@@ -517,6 +741,21 @@ func (x *exchange) refuse(f failure) {
 	}
 	body := appendError(nil, f, x.message, x.param)
 	x.answer(row.status, "application/json", body)
+}
+
+// tellBroken ends a stream of events that has broken with an error event, as
+// vLLM does, when it is a whole number of events so far: a client library shows
+// the message then. The chunk that ends a body does not follow, so that nobody
+// takes the answer for complete. It reports false when nothing was sent.
+func (x *exchange) tellBroken(f failure) bool {
+	if !x.response.events || !x.relay.between() {
+		return false
+	}
+	event := appendError([]byte("data: "), f, x.message, "")
+	event = append(event, "\n\n"...)
+	chunk := fmt.Appendf(nil, "%x\r\n%s\r\n", len(event), event)
+	n, errno := send(x.c.fd, chunk, unix.MSG_EOR)
+	return errno == 0 && n == len(chunk)
 }
 
 // answer sends a response of the agent's own.
@@ -530,16 +769,22 @@ func (x *exchange) answer(status int, kind string, body []byte) failure {
 	if len(body) > 0 {
 		out = append(append(out, "\r\nContent-Type: "...), kind...)
 	}
-	out = append(out, "\r\nContent-Length: "...)
-	out = append(strconv.AppendInt(out, int64(len(body)), 10), crlf...)
+	if status != http.StatusNoContent {
+		out = append(out, "\r\nContent-Length: "...)
+		out = strconv.AppendInt(out, int64(len(body)), 10)
+	}
+	out = append(out, crlf...)
 	out = appendField(out, []byte("x-request-id"), x.id)
 	if x.replica != nil {
 		out = append(append(append(out, "x-inferrail-replica: "...), x.replica.ID...), crlf...)
 	}
-	switch status {
-	case http.StatusMethodNotAllowed:
-		out = append(append(append(out, "Allow: "...), x.allow...), crlf...)
-	case http.StatusServiceUnavailable:
+	out = append(out, x.extra...)
+	switch {
+	case status == http.StatusMethodNotAllowed, status == http.StatusNoContent && x.allow != "":
+		out = append(append(append(out, "Allow: "...), x.allow...), ", OPTIONS\r\n"...)
+	case status == http.StatusUnauthorized:
+		out = append(out, "WWW-Authenticate: Bearer\r\n"...)
+	case status == http.StatusServiceUnavailable:
 		out = append(out, "Retry-After: 1\r\n"...)
 	}
 	out = append(appendConnection(out, asClient{http10: x.http10, keepAlive: x.keepAlive}), crlf...)
@@ -567,25 +812,37 @@ func (x *exchange) giveBack() {
 		*p.body = x.body
 		bodies.Put(p.body)
 	}
+	x.c.s.buffered.Add(-x.held)
+	x.held = 0
 	p.body, p.in, p.out = nil, nil, nil
 	x.body, x.in, x.out = nil, nil, nil
 }
 
 // finish releases everything the exchange holds and counts it.
 func (x *exchange) finish(f failure) {
-	if x.up != nil {
-		// Cut off, or not to be used again. A reset stops an engine that is
-		// still generating.
-		if f == none {
-			x.up.close()
-		} else {
-			x.up.abort()
-		}
+	if x.up != nil && f == none {
+		x.up.close() // not to be used again
 		x.up = nil
 	}
-	if x.replica != nil {
-		x.replica.gate.leave()
+	if r := x.replica; r != nil {
+		switch {
+		case f >= engineTimeout && f <= engineFraming && failureTable[f].blame == byEngine && !f.retried():
+			r.failed(x.failedWith(f))
+		case f == none && x.passed && !unavailable(x.status):
+			r.succeeded()
+		}
 	}
+	u, known := usage{}, false
+	if x.passed && x.status == http.StatusOK {
+		if fl := x.relay.filter; fl != nil && fl.found {
+			u, known = fl.usage, true
+		} else {
+			u, known = findUsage(x.relay.tail)
+		}
+	}
+	x.settle(f, u, known)
+	x.c.s.requestDone(x, f)
+	x.leave()
 	x.giveBack()
-	x.c.s.stats.finished(x, f)
+	x.c.s.stats.finished(x, f, u, known)
 }

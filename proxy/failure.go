@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"strconv"
 )
 
@@ -19,15 +20,24 @@ const (
 	readTimeout
 	badVersion
 	badExpect
+	badEncoding
+	buffersFull
+	tooManyConns
 
 	// The request was read and is refused: the connection goes on.
 	notFound
 	badMethod
+	badKey
 	badJSON
+	badForm
 	badModel
 	noModel
 	unknownModel
+	forbiddenModel
+	overRate
 	noReplica
+	overloaded
+	queueTimeout
 
 	// The engine failed before the first byte of its answer was passed on.
 	connectFailed
@@ -35,6 +45,8 @@ const (
 	engineDied
 	engineHead
 	engineTimeout
+	engineDown
+	noSocket
 
 	// The answer could not be finished. Nothing can be told to the client but
 	// by cutting its connection.
@@ -42,6 +54,8 @@ const (
 	engineFraming
 	clientLeft
 	clientStalled
+
+	// The agent is going away. A request that has no answer yet is told so.
 	shutDown
 
 	failures // how many there are
@@ -74,37 +88,52 @@ var failureTable = [failures]struct {
 	headTooLarge: {431, "RequestHeaderFieldsTooLargeError", "head_too_large", byClient, "The request's header section is too large."},
 	bodyTooLarge: {413, "RequestEntityTooLargeError", "body_too_large", byClient, "The request body is too large."},
 	readTimeout:  {408, "RequestTimeoutError", "read_timeout", byClient, "The request did not arrive in time."},
-	badVersion:   {505, "HTTPVersionNotSupportedError", "bad_version", byClient, "Only HTTP/1.1 and HTTP/1.0 are spoken here."},
+	badVersion:   {400, "BadRequestError", "bad_version", byClient, "Only HTTP/1.1 and HTTP/1.0 are spoken here."},
+	badEncoding:  {415, "UnsupportedMediaTypeError", "bad_encoding", byClient, "A compressed request body is not taken; send it as it is."},
+	buffersFull:  {503, "ServiceUnavailableError", "buffers_full", byAgent, "The agent holds as many request bodies as it may; try again."},
+	tooManyConns: {503, "ServiceUnavailableError", "too_many_connections", byAgent, "The agent has as many connections as it may; try again."},
 	badExpect:    {417, "ExpectationFailedError", "bad_expect", byClient, "The only expectation understood is 100-continue."},
 
-	notFound:     {404, "NotFoundError", "not_found", byClient, "Not Found"},
-	badMethod:    {405, "MethodNotAllowedError", "bad_method", byClient, "Method Not Allowed"},
-	badJSON:      {400, "BadRequestError", "bad_json", byClient, "The request body is not a JSON object."},
-	badModel:     {400, "BadRequestError", "bad_model", byClient, "The model must be a string."},
-	noModel:      {400, "BadRequestError", "no_model", byClient, "The request names no model, and more than one is served."},
-	unknownModel: {404, "NotFoundError", "unknown_model", byClient, "The model does not exist."},
-	noReplica:    {503, "ServiceUnavailableError", "no_replica", byAgent, "No engine that serves the model is available."},
+	notFound:       {404, "NotFoundError", "not_found", byClient, "Not Found"},
+	badMethod:      {405, "MethodNotAllowedError", "bad_method", byClient, "Method Not Allowed"},
+	badKey:         {401, "AuthenticationError", "bad_key", byClient, "The API key is missing or not known here; send it as Authorization: Bearer KEY."},
+	badForm:        {400, "BadRequestError", "bad_form", byClient, "The request body is not a form."},
+	badJSON:        {400, "BadRequestError", "bad_json", byClient, "The request body is not a JSON object."},
+	badModel:       {400, "BadRequestError", "bad_model", byClient, "The model must be a string."},
+	noModel:        {400, "BadRequestError", "no_model", byClient, "The request names no model, and more than one is served."},
+	unknownModel:   {404, "NotFoundError", "unknown_model", byClient, "The model does not exist."},
+	forbiddenModel: {403, "PermissionDeniedError", "forbidden_model", byClient, "The API key may not be used for this model."},
+	overRate:       {429, "RateLimitError", "over_rate", byClient, "The API key has used up what it may use in a minute."},
+	overloaded:     {503, "ServiceUnavailableError", "overloaded", byAgent, "Every engine that serves the model has as many requests as it may; try again."},
+	queueTimeout:   {503, "ServiceUnavailableError", "queue_timeout", byAgent, "The request's turn did not come in time; try again."},
+	noReplica:      {503, "ServiceUnavailableError", "no_replica", byAgent, "No engine that serves the model is available."},
 
 	connectFailed:  {502, "BadGatewayError", "connect_failed", byEngine, "The engine could not be reached."},
 	connectTimeout: {504, "GatewayTimeoutError", "connect_timeout", byEngine, "The engine did not accept the connection in time."},
 	engineDied:     {502, "BadGatewayError", "engine_died", byEngine, "The engine closed the connection before it answered."},
 	engineHead:     {502, "BadGatewayError", "engine_head", byEngine, "The engine's answer is not valid HTTP/1.1."},
+	engineDown:     {502, "BadGatewayError", "engine_down", byEngine, "The engine failed its health check while the request waited."},
+	noSocket:       {503, "ServiceUnavailableError", "no_socket", byAgent, "The agent cannot open a connection; try again."},
 	engineTimeout:  {504, "GatewayTimeoutError", "engine_timeout", byEngine, "The engine did not answer in time."},
 
-	engineBroke:   {0, "", "engine_broke", byEngine, "The engine's answer broke off."},
-	engineFraming: {0, "", "engine_framing", byEngine, "The engine's answer is framed wrongly."},
+	engineBroke:   {0, "BadGatewayError", "engine_broke", byEngine, "The engine's answer broke off."},
+	engineFraming: {0, "BadGatewayError", "engine_framing", byEngine, "The engine's answer is framed wrongly."},
 	clientLeft:    {0, "", "client_left", byClient, "The client left."},
 	clientStalled: {0, "", "client_stalled", byClient, "The client stopped taking the answer."},
-	shutDown:      {0, "", "shut_down", byAgent, "The agent was stopped."},
+	shutDown:      {503, "ServiceUnavailableError", "shut_down", byAgent, "The agent is stopping; try again."},
 }
+
+// retried reports that a request that failed so may be sent to another engine.
+func (f failure) retried() bool { return f >= connectFailed && f <= engineDown && f != engineTimeout }
 
 // fatal reports that the connection's framing is unknown after f, or that an
 // answer was cut: it can serve no further request.
-func (f failure) fatal() bool { return f != none && (f <= badExpect || f >= engineBroke) }
+func (f failure) fatal() bool { return f != none && (f <= tooManyConns || f >= engineBroke) }
 
 func (f failure) label() string { return failureTable[f].label }
 
-// appendError appends the error body in the shape vLLM gives it.
+// appendError appends the error body in the shape vLLM gives it. A failure that
+// has no status is told within a stream, as a bad gateway's.
 func appendError(dst []byte, f failure, message, param string) []byte {
 	row := &failureTable[f]
 	if message == "" {
@@ -121,6 +150,6 @@ func appendError(dst []byte, f failure, message, param string) []byte {
 		dst = appendJSONString(dst, param)
 	}
 	dst = append(dst, `,"code":`...)
-	dst = strconv.AppendInt(dst, int64(row.status), 10)
+	dst = strconv.AppendInt(dst, int64(cmp.Or(row.status, 502)), 10)
 	return append(dst, "}}"...)
 }

@@ -95,3 +95,16 @@ func (r *Replica) Failures() int { return int(r.failures.Load()) }
 
 // Forgive forgets the failures: the replica is tried afresh.
 func (r *Replica) Forgive() { r.failures.Store(0) }
+
+func (r *Replica) failed(cause error) {
+	n := r.failures.Add(1)
+	if r.OnFailure != nil {
+		r.OnFailure(int(n), cause)
+	}
+}
+
+func (r *Replica) succeeded() {
+	if r.failures.Load() != 0 { // mostly 0: reading shares the cache line
+		r.failures.Store(0)
+	}
+}

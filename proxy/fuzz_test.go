@@ -115,13 +115,15 @@ func startBoth(f *testing.F) (ours, theirs string) {
 		route, _ := routeOf(path)
 		x := &exchange{body: body}
 		switch {
+		case r.Method == "OPTIONS" && (route != routeUnknown || r.RequestURI == "*"):
+			w.WriteHeader(204)
 		case route == routeUnknown:
 			w.WriteHeader(404)
-		case route <= routeCompletions && r.Method != "POST", route > routeCompletions && r.Method != "GET":
+		case route < routeModels && r.Method != "POST", route >= routeModels && r.Method != "GET" && r.Method != "HEAD":
 			w.WriteHeader(405)
 		case route == routeHealth:
 		case route == routeModels:
-			w.Write(appendModels(nil, fleet.Listed))
+			w.Write(appendModels(nil, fleet.Listed, nil))
 		default:
 			if failed := x.findModel(fleet); failed != none {
 				w.WriteHeader(failureTable[failed].status)

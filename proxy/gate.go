@@ -7,58 +7,76 @@ import (
 )
 
 // gate counts the requests at one replica and bounds them. A request is let in
-// (enter), or lines up for its turn (queue), and has left when leave was
-// called. The zero value bounds nothing. Its methods may be called from any
+// (enter), or lines up for its turn (queue), and calls leave once after it was
+// let in. The zero value bounds nothing. Its methods may be called from any
 // goroutine.
 //
 // The bounds hold under any race: a place that becomes free is handed to the
 // first in line while the gate is locked, and is never free in between.
 type gate struct {
-	inside  atomic.Int64 // requests let in and not left
-	pending atomic.Int64 // requests in line
-
-	mu          sync.Mutex // guards the rest, and every change of the two above
-	concurrency int        // most requests inside; 0 is no bound
-	room        int        // most requests in line
-	line        []*conn
-	// waiting are the requests inside that have no first byte yet, a list
-	// through conn.waitNext. evacuations counts how often they were sent away.
-	waiting     *conn
+	// Read by anybody, changed under mu.
+	inside      atomic.Int64 // requests let in that have not left
+	pending     atomic.Int64 // requests in line
+	concurrency atomic.Int64 // most requests inside; 0 is no bound
+	room        atomic.Int64 // most requests in line
 	evacuations atomic.Uint64
+
+	mu   sync.Mutex // guards the rest
+	line []*conn
+	// waiting are the requests inside that have no first byte yet, a list
+	// through conn.place.
+	waiting *conn
+}
+
+// place is a connection's place at the gate of the replica that its request is
+// at. The gate's mu guards it, but for admitted.
+type place struct {
+	// admitted: the line has let the request in.
+	admitted atomic.Bool
+	waits    bool // it is in gate.waiting, between the next two
+	next     *conn
+	previous *conn
 }
 
 // bound sets the bounds. Those inside or in line beyond them may stay.
 func (g *gate) bound(concurrency, room int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.concurrency, g.room = concurrency, room
+	g.concurrency.Store(int64(concurrency))
+	g.room.Store(int64(room))
 	g.admitLocked()
 }
 
-func (g *gate) freeLocked() bool {
-	return g.concurrency <= 0 || int(g.inside.Load()) < g.concurrency
+// free reports that a request would be let in, and roomy that it could at
+// least line up. Both may be out of date at once: enter and queue decide.
+func (g *gate) free() bool {
+	most := g.concurrency.Load()
+	return (most <= 0 || g.inside.Load() < most) && g.pending.Load() == 0
 }
 
-// enter lets a request in, unless the replica is full or others are in line.
-func (g *gate) enter() bool {
+func (g *gate) roomy() bool { return g.pending.Load() < g.room.Load() }
+
+// enter lets the request of c in, unless the replica is full or others are in
+// line.
+func (g *gate) enter(c *conn) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if !g.freeLocked() || len(g.line) > 0 {
+	if !g.free() {
 		return false
 	}
-	g.inside.Add(1)
+	g.letInLocked(c)
 	return true
 }
 
-// queue lines c up, unless the line is full; admitted then tells of its turn,
-// with a wake-up. It may have come at once.
+// queue lines the request of c up, unless the line is full. A wake-up tells
+// when place.admitted is set, which may be at once.
 func (g *gate) queue(c *conn) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if len(g.line) >= g.room {
+	if !g.roomy() {
 		return false
 	}
-	c.admitted.Store(false)
+	c.place.admitted.Store(false)
 	g.line = append(g.line, c)
 	g.pending.Add(1)
 	g.admitLocked()
@@ -67,22 +85,33 @@ func (g *gate) queue(c *conn) bool {
 
 // admitLocked hands free places to the first in line.
 func (g *gate) admitLocked() {
-	for len(g.line) > 0 && g.freeLocked() {
+	for len(g.line) > 0 {
+		if most := g.concurrency.Load(); most > 0 && g.inside.Load() >= most {
+			return
+		}
 		c := g.line[0]
 		g.line[0] = nil
 		g.line = g.line[1:]
 		g.pending.Add(-1)
-		g.inside.Add(1)
-		c.admitted.Store(true)
+		g.letInLocked(c)
+		c.place.admitted.Store(true)
 		c.wake()
 	}
-	if len(g.line) == 0 {
-		g.line = nil
-	}
+	g.line = nil
 }
 
-// unqueue takes c out of the line. It reports false when its turn has come
-// meanwhile: then c is inside, and has to leave.
+func (g *gate) letInLocked(c *conn) {
+	g.inside.Add(1)
+	p := &c.place
+	p.waits, p.previous, p.next = true, nil, g.waiting
+	if g.waiting != nil {
+		g.waiting.place.previous = c
+	}
+	g.waiting = c
+}
+
+// unqueue takes the request of c out of the line. It reports false when its
+// turn has come meanwhile: then it is inside, and has to leave.
 func (g *gate) unqueue(c *conn) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -96,60 +125,47 @@ func (g *gate) unqueue(c *conn) bool {
 	return false
 }
 
-// leave ends a request's stay inside.
-func (g *gate) leave() {
+// answered: the request of c, which is inside, has its first byte.
+func (g *gate) answered(c *conn) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	g.answeredLocked(c)
+}
+
+func (g *gate) answeredLocked(c *conn) {
+	p := &c.place
+	if !p.waits {
+		return
+	}
+	if p.previous != nil {
+		p.previous.place.next = p.next
+	} else {
+		g.waiting = p.next
+	}
+	if p.next != nil {
+		p.next.place.previous = p.previous
+	}
+	p.waits, p.previous, p.next = false, nil, nil
+}
+
+// leave ends the stay of c's request, which was let in.
+func (g *gate) leave(c *conn) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.answeredLocked(c)
 	if g.inside.Add(-1) < 0 {
 		panic("BUG: a request left a replica twice")
 	}
 	g.admitLocked()
 }
 
-// full reports that a request would neither be let in nor lined up. It is out
-// of date at once: enter and queue decide.
-func (g *gate) full() (inside, line bool) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	inside = !g.freeLocked() || len(g.line) > 0
-	return inside, inside && len(g.line) >= g.room
-}
-
-// await adds c, which is inside, to those that have no first byte yet, and
-// returns the number of evacuations so far.
-func (g *gate) await(c *conn) uint64 {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	c.waitPrev, c.waitNext = nil, g.waiting
-	if g.waiting != nil {
-		g.waiting.waitPrev = c
-	}
-	g.waiting = c
-	return g.evacuations.Load()
-}
-
-// answered takes c out of those that wait.
-func (g *gate) answered(c *conn) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if c.waitPrev != nil {
-		c.waitPrev.waitNext = c.waitNext
-	} else {
-		g.waiting = c.waitNext
-	}
-	if c.waitNext != nil {
-		c.waitNext.waitPrev = c.waitPrev
-	}
-	c.waitPrev, c.waitNext = nil, nil
-}
-
 // evacuate wakes every request that waits for its first byte or its turn; each
-// looks whether it has a better place to go to.
+// looks whether there is another place for it.
 func (g *gate) evacuate() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.evacuations.Add(1)
-	for c := g.waiting; c != nil; c = c.waitNext {
+	for c := g.waiting; c != nil; c = c.place.next {
 		c.wake()
 	}
 	for _, c := range g.line {
@@ -174,7 +190,7 @@ func (w *warmth) share(now time.Time) float64 {
 	}
 	passed := now.UnixNano() - w.from.Load()
 	if passed >= length {
-		w.length.Store(0)
+		w.length.CompareAndSwap(length, 0)
 		return 1
 	}
 	return leastShare + (1-leastShare)*float64(max(passed, 0))/float64(length)

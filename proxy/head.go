@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync"
 
 	"github.com/valyala/fasthttp"
@@ -51,11 +52,17 @@ const (
 	fieldExpect
 	fieldRequestID
 	fieldReplica
+	fieldAuthorization
+	fieldAPIKey
+	fieldContentEncoding
+	fieldContentType
+	fieldCORS  // access-control-*
+	fieldLimit // x-ratelimit-*
 )
 
 // fieldOf classifies a field name, whatever its case.
 func fieldOf(name []byte) field {
-	var lower [20]byte
+	var lower [30]byte // as long as the longest
 	if len(name) > len(lower) {
 		return fieldOther
 	}
@@ -84,6 +91,20 @@ func fieldOf(name []byte) field {
 		return fieldRequestID
 	case "x-inferrail-replica":
 		return fieldReplica
+	case "authorization":
+		return fieldAuthorization
+	case "x-api-key":
+		return fieldAPIKey
+	case "content-encoding":
+		return fieldContentEncoding
+	case "content-type":
+		return fieldContentType
+	}
+	switch known := string(lower[:len(name)]); {
+	case strings.HasPrefix(known, "access-control-"):
+		return fieldCORS
+	case strings.HasPrefix(known, "x-ratelimit-"):
+		return fieldLimit
 	}
 	return fieldOther
 }
@@ -143,10 +164,13 @@ func (o *connectionOptions) has(name []byte) bool {
 // requestHead is what forwarding needs of a request's head beside what
 // fasthttp parses. It points into the header's memory.
 type requestHead struct {
-	raw     []byte // the field lines
-	options connectionOptions
-	id      []byte // the client's x-request-id when it is well formed
-	expect  []byte // nil when nothing is expected
+	raw         []byte // the field lines
+	options     connectionOptions
+	id          []byte // the client's x-request-id when it is well formed
+	expect      []byte // nil when nothing is expected
+	contentType []byte
+	// encoding is a Content-Encoding other than identity.
+	encoding []byte
 }
 
 // read checks and fills h from the field lines raw. why is not empty when the
@@ -179,6 +203,12 @@ func (h *requestHead) read(raw []byte) (why string) {
 			if h.id == nil && wellFormedID(f.value) {
 				h.id = f.value
 			}
+		case fieldContentType:
+			h.contentType = f.value
+		case fieldContentEncoding:
+			if !bytes.EqualFold(f.value, []byte("identity")) && len(f.value) > 0 {
+				h.encoding = f.value
+			}
 		}
 	}
 	if lengths+encodings > 1 {
@@ -200,22 +230,47 @@ func wellFormedID(id []byte) bool {
 	return len(id) >= 1 && len(id) <= 128
 }
 
-// appendTo appends the head to be sent to an engine. target is the request's
-// path and query, length the body's.
-func (h *requestHead) appendTo(dst []byte, method, target []byte, r *Replica, id []byte, length int) []byte {
-	dst = append(append(dst, method...), ' ')
-	dst = append(append(dst, r.BasePath...), target...)
+// asEngine says how the head is told to the engine.
+type asEngine struct {
+	method, target []byte // target is path and query
+	replica        *Replica
+	id             []byte
+	length         int // the body's
+	// hideKey: the client's key is the agent's own and stays here.
+	hideKey bool
+}
+
+// appendTo appends the head to be sent to an engine. A key that the replica
+// wants takes the place of the client's.
+func (h *requestHead) appendTo(dst []byte, to asEngine) []byte {
+	r := to.replica
+	auth := r.auth.Load()
+	own := auth != nil && *auth != ""
+	dst = append(append(dst, to.method...), ' ')
+	dst = append(append(dst, r.BasePath...), to.target...)
 	dst = append(dst, " HTTP/1.1\r\nHost: "...)
 	dst = append(append(dst, r.Host...), crlf...)
 	for f := (fields{rest: h.raw}); f.next(); {
-		if fieldOf(f.name) != fieldOther || h.options.has(f.name) {
+		switch fieldOf(f.name) {
+		case fieldAuthorization, fieldAPIKey:
+			if own || to.hideKey {
+				continue
+			}
+		case fieldOther, fieldContentType, fieldContentEncoding, fieldCORS, fieldLimit:
+		default:
+			continue
+		}
+		if h.options.has(f.name) {
 			continue
 		}
 		dst = appendField(dst, f.name, f.value)
 	}
-	dst = appendField(dst, []byte("x-request-id"), id)
+	if own {
+		dst = append(append(append(dst, "Authorization: "...), *auth...), crlf...)
+	}
+	dst = appendField(dst, []byte("x-request-id"), to.id)
 	dst = append(dst, "Content-Length: "...)
-	dst = strconv.AppendInt(dst, int64(length), 10)
+	dst = strconv.AppendInt(dst, int64(to.length), 10)
 	return append(dst, crlfcrlf...)
 }
 
@@ -262,6 +317,7 @@ type responseHead struct {
 	body    bodyKind
 	length  uint64 // of bodyFixed
 	close   bool   // the engine will close the connection
+	events  bool   // the body is a stream of server-sent events
 	options connectionOptions
 }
 
@@ -315,6 +371,9 @@ func (h *responseHead) read(head []byte) error {
 			return errEngineHead
 		}
 		switch fieldOf(f.name) {
+		case fieldContentType:
+			kind, _, _ := bytes.Cut(f.value, []byte(";"))
+			h.events = bytes.EqualFold(bytes.TrimRight(kind, " \t"), []byte("text/event-stream"))
 		case fieldConnection:
 			if !h.options.add(f.value) {
 				return errEngineHead
@@ -345,6 +404,12 @@ type asClient struct {
 	http10, keepAlive bool
 	id                []byte
 	replica           string
+	// extra are whole field lines of the agent's own. They replace the
+	// engine's of the kinds CORS and limits, where dropCORS and dropLimits say so.
+	extra                []byte
+	dropCORS, dropLimits bool
+	// reframed: the agent changes the body, so it is sent in chunks of its own.
+	reframed bool
 }
 
 // appendTo appends the head to be sent to the client. A chunked body reaches
@@ -355,12 +420,19 @@ func (h *responseHead) appendTo(dst []byte, to asClient) []byte {
 	dst = append(append(append(dst, ' '), h.reason...), crlf...)
 	for f := (fields{rest: h.raw}); f.next(); {
 		switch fieldOf(f.name) {
-		case fieldOther, fieldHost, fieldExpect:
-		case fieldTrailer:
-			if to.http10 || h.body != bodyChunked {
+		case fieldCORS:
+			if to.dropCORS {
 				continue
 			}
-		default:
+		case fieldLimit:
+			if to.dropLimits {
+				continue
+			}
+		case fieldTrailer:
+			if to.http10 || h.body != bodyChunked || to.reframed {
+				continue
+			}
+		case fieldHop, fieldConnection, fieldTransferEncoding, fieldContentLength, fieldRequestID, fieldReplica:
 			continue
 		}
 		if h.options.has(f.name) {
@@ -372,12 +444,13 @@ func (h *responseHead) appendTo(dst []byte, to asClient) []byte {
 	if to.replica != "" {
 		dst = append(append(append(dst, "x-inferrail-replica: "...), to.replica...), crlf...)
 	}
+	dst = append(dst, to.extra...)
 	switch {
-	case h.body == bodyFixed:
+	case (h.body == bodyChunked || to.reframed) && !to.http10:
+		dst = append(dst, "Transfer-Encoding: chunked\r\n"...)
+	case h.body == bodyFixed && !to.reframed:
 		dst = append(dst, "Content-Length: "...)
 		dst = append(strconv.AppendUint(dst, h.length, 10), crlf...)
-	case h.body == bodyChunked && !to.http10:
-		dst = append(dst, "Transfer-Encoding: chunked\r\n"...)
 	}
 	return append(appendConnection(dst, to), crlf...)
 }

@@ -34,7 +34,7 @@ func TestRequestHead(t *testing.T) {
 			t.Errorf("%q: %s", in, why)
 			return
 		}
-		got := string(h.appendTo(nil, []byte("POST"), []byte("/v1/x?y"), replica, []byte("id"), 7))
+		got := string(h.appendTo(nil, asEngine{method: []byte("POST"), target: []byte("/v1/x?y"), replica: replica, id: []byte("id"), length: 7}))
 		want = "POST /base/v1/x?y HTTP/1.1\r\nHost: engine:8000\r\n" + want + "x-request-id: id\r\nContent-Length: 7\r\n\r\n"
 		if got != want {
 			t.Errorf("%q:\ngot  %q\nwant %q", in, got, want)

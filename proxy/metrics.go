@@ -19,11 +19,14 @@ type stats struct {
 	mu    sync.Mutex // guards tiers
 	tiers map[TierCount]uint64
 
-	requests  *prometheus.CounterVec // model, outcome
-	tokens    *prometheus.CounterVec // model, kind
-	unknown   *prometheus.CounterVec // model
-	firstByte *prometheus.HistogramVec
-	duration  *prometheus.HistogramVec
+	requests    *prometheus.CounterVec // model, outcome
+	retries     *prometheus.CounterVec // model, reason
+	tokens      *prometheus.CounterVec // model, kind
+	keyRequests *prometheus.CounterVec // key, outcome
+	keyTokens   *prometheus.CounterVec // key, kind
+	unknown     *prometheus.CounterVec // model
+	firstByte   *prometheus.HistogramVec
+	duration    *prometheus.HistogramVec
 }
 
 // TierCount is how many responses went by one tier for one reason.
@@ -60,8 +63,14 @@ func newStats() *stats {
 		tiers: map[TierCount]uint64{},
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "inferrail_requests_total",
 			Help: "Requests finished, by model and how they ended."}, []string{"model", "outcome"}),
+		retries: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "inferrail_retries_total",
+			Help: "Attempts that failed and were followed by another, by model and why they failed."}, []string{"model", "reason"}),
 		tokens: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "inferrail_tokens_total",
-			Help: "Tokens as the engines' usage counted them: prompt, completion, and cached, which is a part of prompt."}, []string{"model", "kind"}),
+			Help: "Tokens as the engines' usage counted them: prompt, completion, and cached, which is a part of prompt. Of streams that told no usage, their chunks: completion_chunks."}, []string{"model", "kind"}),
+		keyRequests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "inferrail_key_requests_total",
+			Help: "Requests finished, by API key and how they ended."}, []string{"key", "outcome"}),
+		keyTokens: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "inferrail_key_tokens_total",
+			Help: "Tokens by API key; kinds as in inferrail_tokens_total."}, []string{"key", "kind"}),
 		unknown: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "inferrail_responses_without_usage_total",
 			Help: "Responses that ended well and told no usage."}, []string{"model"}),
 		firstByte: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "inferrail_time_to_first_byte_seconds",
@@ -72,13 +81,16 @@ func newStats() *stats {
 }
 
 // finished counts an exchange that is over.
-func (s *stats) finished(x *exchange, f failure) {
+func (s *stats) finished(x *exchange, f failure, u usage, known bool) {
 	s.running.Add(-1)
 	model := "none"
 	if x.model != nil {
 		model = x.model.Name
 	}
 	s.requests.WithLabelValues(model, f.label()).Inc()
+	if x.key != nil {
+		s.keyRequests.WithLabelValues(x.key.Name, f.label()).Inc()
+	}
 	if !x.passed {
 		return
 	}
@@ -91,18 +103,28 @@ func (s *stats) finished(x *exchange, f failure) {
 	s.mu.Unlock()
 
 	s.firstByte.WithLabelValues(model).Observe(x.ttfb.Seconds())
-	if f != none {
-		return
+	if f == none {
+		s.duration.WithLabelValues(model).Observe(sinceSeconds(x.began))
 	}
-	s.duration.WithLabelValues(model).Observe(sinceSeconds(x.began))
 	if x.status != 200 {
 		return
 	}
-	if u, ok := findUsage(x.relay.tail); ok {
-		s.tokens.WithLabelValues(model, "prompt").Add(float64(u.prompt))
-		s.tokens.WithLabelValues(model, "completion").Add(float64(u.completion))
-		s.tokens.WithLabelValues(model, "cached").Add(float64(u.cached))
-	} else {
+	count := func(kind string, n uint64) {
+		s.tokens.WithLabelValues(model, kind).Add(float64(n))
+		if x.key != nil {
+			s.keyTokens.WithLabelValues(x.key.Name, kind).Add(float64(n))
+		}
+	}
+	switch {
+	case known:
+		count("prompt", u.prompt)
+		count("completion", u.completion)
+		count("cached", u.cached)
+	case x.call.stream:
+		// As good as can be told: a chunk is a token or more.
+		count("completion_chunks", x.relay.frames.Chunks+x.kernel.Chunks)
+		s.unknown.WithLabelValues(model).Inc()
+	case f == none:
 		s.unknown.WithLabelValues(model).Inc()
 	}
 }
@@ -161,6 +183,10 @@ var (
 		"Requests begun and not finished.", nil, nil)
 	descAccepted = prometheus.NewDesc("inferrail_client_connections_accepted_total",
 		"Client connections accepted.", nil, nil)
+	descBuffered = prometheus.NewDesc("inferrail_buffered_bytes",
+		"Memory that holds the bodies of requests.", nil, nil)
+	descPending = prometheus.NewDesc("inferrail_replica_requests_pending",
+		"Requests that wait in the agent for their turn at a replica.", []string{"replica"}, nil)
 	descReplica = prometheus.NewDesc("inferrail_replica_requests_running",
 		"Requests sent to a replica and not finished.", []string{"replica"}, nil)
 )
@@ -168,7 +194,7 @@ var (
 // Describe implements prometheus.Collector.
 func (s *Server) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{descResponses, descWakeups, descChunks, descBytes, descReplays,
-		descConns, descRunning, descAccepted, descReplica} {
+		descConns, descRunning, descAccepted, descReplica, descPending, descBuffered} {
 		ch <- d
 	}
 	for _, c := range s.stats.vectors() {
@@ -177,7 +203,7 @@ func (s *Server) Describe(ch chan<- *prometheus.Desc) {
 }
 
 func (s *stats) vectors() []prometheus.Collector {
-	return []prometheus.Collector{s.requests, s.tokens, s.unknown, s.firstByte, s.duration}
+	return []prometheus.Collector{s.requests, s.retries, s.tokens, s.keyRequests, s.keyTokens, s.unknown, s.firstByte, s.duration}
 }
 
 // Collect implements prometheus.Collector.
@@ -201,12 +227,14 @@ func (s *Server) Collect(ch chan<- prometheus.Metric) {
 	counter(descAccepted, float64(s.stats.accepted.Load()))
 	gauge(descConns, float64(d.Connections))
 	gauge(descRunning, float64(d.Running))
+	gauge(descBuffered, float64(s.buffered.Load()))
 	seen := map[*Replica]bool{}
 	for _, m := range s.fleet.Load().Listed {
 		for _, r := range m.Replicas {
 			if !seen[r] {
 				seen[r] = true
 				gauge(descReplica, float64(r.InFlight()), r.ID)
+				gauge(descPending, float64(r.Pending()), r.ID)
 			}
 		}
 	}

@@ -1,65 +1,88 @@
 package proxy
 
 import (
+	"bytes"
+	"cmp"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"math/bits"
+	"strconv"
+
+	"github.com/inferrail/inferrail/policy"
 )
 
-// route is what a request path asks for.
-type route uint8
-
-const (
-	routeUnknown route = iota
-	routeChat
-	routeCompletions
-	routeModels
-	routeHealth
-)
-
-// routeOf returns the route of a request path and the methods it takes.
-func routeOf(path []byte) (r route, allow string) {
-	switch string(path) {
-	case "/v1/chat/completions":
-		return routeChat, "POST"
-	case "/v1/completions":
-		return routeCompletions, "POST"
-	case "/v1/models":
-		return routeModels, "GET, HEAD"
-	case "/health":
-		return routeHealth, "GET, HEAD"
-	}
-	return routeUnknown, ""
-}
-
-// memberKind is the kind of the top-level member "model".
+// memberKind is the kind of a member's value.
 type memberKind uint8
 
 const (
 	memberMissing memberKind = iota
 	memberNull
 	memberString
+	memberObject
 	memberOther
 )
 
-// call is what routing needs of a request body. scanCall fills it; it points
-// into the body and allocates nothing.
+// kindOf returns the kind of the value that begins with b.
+func kindOf(b byte) memberKind {
+	switch b {
+	case '"':
+		return memberString
+	case '{':
+		return memberObject
+	case 'n':
+		return memberNull
+	}
+	return memberOther
+}
+
+// call is what routing and limits need of a request body. scanCall fills it;
+// it points into the body and allocates nothing. Of several members with one
+// name the last counts.
 type call struct {
-	// model is the kind of the member "model"; start and end enclose its value
-	// in the body, quotes included. Of several the last counts.
+	// model is the kind of the member "model", memberOther for an object;
+	// start and end enclose its value in the body, quotes included.
 	model      memberKind
 	start, end int
 	// escaped: the name holds a backslash.
 	escaped bool
-	// stream: the last member "stream" is the literal true.
+	// form: the body is a form, and what start and end enclose is the name
+	// itself.
+	form bool
+	// stream: the member "stream" is the literal true.
 	stream bool
+
+	// options is the kind of the member "stream_options"; optionsStart and
+	// optionsEnd enclose its value. usageStart and usageEnd enclose the value
+	// of "include_usage" in it; without one both are 0.
+	options                  memberKind
+	optionsStart, optionsEnd int
+	usageStart, usageEnd     int
+
+	// limits are the numbers that bound the answer, each 0 when it is missing
+	// or no number above 0.
+	limits [countLimits]int64
+	// text are the bytes of all strings in the body, member names included;
+	// numbers is how many numbers it holds, media how many images and the like.
+	text, numbers, media int
 }
+
+// The members of a call that bound its answer.
+const (
+	limitCompletion = iota // max_completion_tokens
+	limitTokens            // max_tokens
+	limitOutput            // max_output_tokens
+	limitChoices           // n
+	countLimits
+)
 
 // name returns the model's name. It aliases body unless the name is escaped.
 // Only for memberString.
 func (c *call) name(body []byte) []byte {
+	if c.form {
+		return body[c.start:c.end]
+	}
 	if !c.escaped {
 		return body[c.start+1 : c.end-1]
 	}
@@ -102,6 +125,8 @@ type scanner struct {
 	i     int
 	depth int
 	open  [maxDepth/64 + 1]uint64
+	// text, numbers and media count what was passed, as in call.
+	text, numbers, media int
 }
 
 func (s *scanner) call() (c call, err error) {
@@ -113,37 +138,26 @@ func (s *scanner) call() (c call, err error) {
 		if err := s.value(); err != nil {
 			return c, err
 		}
-		s.space()
-		if s.i != len(s.b) {
-			return c, syntaxError(s.i)
+		if err := s.rest(); err != nil {
+			return c, err
 		}
 		return c, errNotObject
 	}
 	s.i++
 	s.depth = 1
-	s.space()
-	if s.peek() == '}' {
-		s.i++
-		return c, s.rest()
-	}
-	for {
-		key := s.i
-		escaped, err := s.str()
+	for more := s.first(); more; {
+		name, err := s.member()
 		if err != nil {
 			return c, err
 		}
-		name := memberName(s.b[key:s.i], escaped)
-		s.space()
-		if s.peek() != ':' {
-			return c, syntaxError(s.i)
-		}
-		s.i++
-		s.space()
-		start, first := s.i, s.peek()
-		if first == '"' {
+		start, first, escaped := s.i, s.peek(), false
+		switch {
+		case first == '"':
 			escaped, err = s.str()
-		} else {
-			escaped, err = false, s.value()
+		case first == '{' && name == "stream_options":
+			c.usageStart, c.usageEnd, err = s.streamOptions()
+		default:
+			err = s.value()
 		}
 		if err != nil {
 			return c, err
@@ -151,50 +165,214 @@ func (s *scanner) call() (c call, err error) {
 		switch name {
 		case "model":
 			c.start, c.end, c.escaped = start, s.i, escaped
-			switch first {
-			case '"':
-				c.model = memberString
-			case 'n':
-				c.model = memberNull
-			default:
+			if c.model = kindOf(first); c.model == memberObject {
 				c.model = memberOther
 			}
 		case "stream":
 			c.stream = first == 't'
+		case "stream_options":
+			c.options, c.optionsStart, c.optionsEnd = kindOf(first), start, s.i
+			if first != '{' {
+				c.usageStart, c.usageEnd = 0, 0
+			}
+		case "max_completion_tokens":
+			c.limits[limitCompletion] = limitOf(s.b[start:s.i])
+		case "max_tokens":
+			c.limits[limitTokens] = limitOf(s.b[start:s.i])
+		case "max_output_tokens":
+			c.limits[limitOutput] = limitOf(s.b[start:s.i])
+		case "n":
+			c.limits[limitChoices] = limitOf(s.b[start:s.i])
 		}
-		s.space()
-		switch s.peek() {
-		case ',':
-			s.i++
-			s.space()
-		case '}':
-			s.i++
-			return c, s.rest()
-		default:
-			return c, syntaxError(s.i)
+		if more, err = s.next(); err != nil {
+			return c, err
 		}
 	}
+	c.text, c.numbers, c.media = s.text, s.numbers, s.media
+	return c, s.rest()
 }
 
-// memberName returns which member of interest a key is. quoted includes its
-// quotes and is valid JSON.
+// streamOptions skips an object and returns where the value of its last member
+// "include_usage" is, or 0 and 0.
+func (s *scanner) streamOptions() (start, end int, err error) {
+	s.i++
+	s.depth++
+	for more := s.first(); more; {
+		name, err := s.member()
+		if err != nil {
+			return 0, 0, err
+		}
+		from := s.i
+		if err := s.value(); err != nil {
+			return 0, 0, err
+		}
+		if name == "include_usage" {
+			start, end = from, s.i
+		}
+		if more, err = s.next(); err != nil {
+			return 0, 0, err
+		}
+	}
+	s.depth--
+	return start, end, nil
+}
+
+// first, behind the brace that opens an object, reports whether there is a
+// member. It skips the brace that closes one without.
+func (s *scanner) first() bool {
+	s.space()
+	if s.peek() == '}' {
+		s.i++
+		return false
+	}
+	return true
+}
+
+// member skips a member's name and colon, up to its value, and returns the
+// name if it is one of those that matter.
+func (s *scanner) member() (name string, err error) {
+	start := s.i
+	escaped, err := s.str()
+	if err != nil {
+		return "", err
+	}
+	name = memberName(s.b[start:s.i], escaped)
+	s.space()
+	if s.peek() != ':' {
+		return "", syntaxError(s.i)
+	}
+	s.i++
+	s.space()
+	return name, nil
+}
+
+// next skips the comma behind a member, or the brace that closes the object.
+func (s *scanner) next() (more bool, err error) {
+	s.space()
+	switch s.peek() {
+	case ',':
+		s.i++
+		s.space()
+		return true, nil
+	case '}':
+		s.i++
+		return false, nil
+	}
+	return false, syntaxError(s.i)
+}
+
+// memberName returns which member of interest a name is, or "". quoted
+// includes its quotes and is valid JSON.
 func memberName(quoted []byte, escaped bool) string {
 	if escaped {
-		// Six bytes an escaped character at most; longer keys are others.
-		if len(quoted) > 2+6*len("stream") {
+		// Six bytes an escaped character at most; longer names are others.
+		if len(quoted) > 2+6*len("max_completion_tokens") {
 			return ""
 		}
 		var s string
 		_ = json.Unmarshal(quoted, &s)
-		quoted = append(append([]byte{'"'}, s...), '"')
+		return interesting([]byte(s))
 	}
-	switch string(quoted) {
-	case `"model"`:
+	return interesting(quoted[1 : len(quoted)-1])
+}
+
+func interesting(name []byte) string {
+	switch string(name) {
+	case "model":
 		return "model"
-	case `"stream"`:
+	case "stream":
 		return "stream"
+	case "stream_options":
+		return "stream_options"
+	case "include_usage":
+		return "include_usage"
+	case "max_completion_tokens":
+		return "max_completion_tokens"
+	case "max_tokens":
+		return "max_tokens"
+	case "max_output_tokens":
+		return "max_output_tokens"
+	case "n":
+		return "n"
 	}
 	return ""
+}
+
+// mostTokens bounds what a request is taken to ask for, so that products of
+// two such numbers do not overflow.
+const mostTokens = 1 << 30
+
+// limitOf returns a JSON value as a number between 1 and mostTokens, 0 when it
+// is none above 0. Engines take 1e3 and 1000.0 for 1000.
+func limitOf(value []byte) int64 {
+	if b := value[0]; b < '0' || b > '9' {
+		return 0
+	}
+	n := int64(0)
+	for _, b := range value {
+		if b < '0' || b > '9' {
+			f, err := strconv.ParseFloat(string(value), 64)
+			if err != nil && !errors.Is(err, strconv.ErrRange) {
+				return 0
+			}
+			return int64(min(f, mostTokens))
+		}
+		n = min(n*10+int64(b-'0'), mostTokens)
+	}
+	return n
+}
+
+// usualAnswer is how many tokens an answer is taken to have whose length the
+// request does not bound.
+const usualAnswer = 256
+
+// mediaTokens is what an image, a recording or another file is taken to cost.
+// Vision models make between some hundred and two thousand tokens of a picture,
+// whatever its file's size is.
+const mediaTokens = 1024
+
+// estimate returns what the call is taken to cost before an engine has counted
+// it: for its input a token for every four bytes of text, the rule of thumb of
+// OpenAI's documentation for English, and one for every number, which is how
+// prompts of token ids are sent; for its output what the request allows, for
+// each choice it asks for. A list of prompts counts as one prompt; settling
+// makes up for it. generates is false for calls whose answer is no
+// generated text, such as embeddings.
+func (c *call) estimate(generates bool) policy.Charge {
+	e := policy.Charge{Input: int64(c.text)/4 + int64(c.numbers) + int64(c.media)*mediaTokens}
+	if !generates {
+		return e
+	}
+	e.Output = usualAnswer
+	for _, which := range [...]int{limitCompletion, limitTokens, limitOutput} {
+		if n := c.limits[which]; n > 0 {
+			e.Output = n
+			break
+		}
+	}
+	e.Output *= max(c.limits[limitChoices], 1)
+	return e
+}
+
+// longString is how many bytes a string must have to be looked at for whether
+// it is a file in base64 and no text.
+const longString = 1 << 10
+
+// isMedia reports whether the content of a long JSON string is a file: a data
+// URI, or base64, in which no space can be.
+func isMedia(s []byte) bool {
+	if bytes.HasPrefix(s, []byte("data:")) {
+		return true
+	}
+	for _, b := range s[:longString/2] {
+		switch {
+		case b >= 'a' && b <= 'z', b >= 'A' && b <= 'Z', b >= '0' && b <= '9',
+			b == '+', b == '/', b == '-', b == '_', b == '=', b == '\\':
+		default:
+			return false
+		}
+	}
+	return true
 }
 
 // rest checks that nothing but white space follows.
@@ -330,6 +508,7 @@ func (s *scanner) str() (escaped bool, err error) {
 		return false, syntaxError(s.i)
 	}
 	s.i++
+	start := s.i
 	for {
 		s.i += plain(s.b[s.i:])
 		if s.i == len(s.b) {
@@ -337,6 +516,11 @@ func (s *scanner) str() (escaped bool, err error) {
 		}
 		switch s.b[s.i] {
 		case '"':
+			if n := s.i - start; n < longString || !isMedia(s.b[start:s.i]) {
+				s.text += n
+			} else {
+				s.media++
+			}
 			s.i++
 			return escaped, nil
 		case '\\':
@@ -396,6 +580,7 @@ func (s *scanner) literal(want string) error {
 }
 
 func (s *scanner) number() error {
+	s.numbers++
 	if s.peek() == '-' {
 		s.i++
 	}
@@ -443,17 +628,25 @@ func appendJSONString(dst []byte, s string) []byte {
 	return append(dst, '"')
 }
 
-// appendModels appends the body of GET /v1/models.
-func appendModels(dst []byte, models []*Model) []byte {
+// appendModels appends the body of GET /v1/models: those that key may be used
+// for.
+func appendModels(dst []byte, models []*Model, key *Key) []byte {
 	dst = append(dst, `{"object":"list","data":[`...)
-	for i, m := range models {
-		if i > 0 {
+	first := true
+	card := func(m *Model, name string) {
+		if !first {
 			dst = append(dst, ',')
 		}
-		dst = appendCard(dst, m, m.Name)
+		first = false
+		dst = appendCard(dst, m, name)
+	}
+	for _, m := range models {
+		if !key.Allows(m.Name) {
+			continue
+		}
+		card(m, m.Name)
 		for _, alias := range m.Aliases {
-			dst = append(dst, ',')
-			dst = appendCard(dst, m, alias)
+			card(m, alias)
 		}
 	}
 	return append(dst, "]}"...)
@@ -469,8 +662,13 @@ func appendCard(dst []byte, m *Model, id string) []byte {
 	dst = fmt.Appendf(dst, `,"object":"model","created":%d,"owned_by":`, m.Created)
 	dst = appendJSONString(dst, owner)
 	dst = append(dst, `,"root":`...)
-	dst = appendJSONString(dst, m.Name)
-	dst = append(dst, `,"parent":null`...)
+	dst = appendJSONString(dst, cmp.Or(m.Root, m.Name))
+	dst = append(dst, `,"parent":`...)
+	if m.Parent == "" {
+		dst = append(dst, "null"...)
+	} else {
+		dst = appendJSONString(dst, m.Parent)
+	}
 	if m.MaxModelLen != 0 {
 		dst = fmt.Appendf(dst, `,"max_model_len":%d`, m.MaxModelLen)
 	}

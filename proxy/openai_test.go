@@ -140,7 +140,8 @@ func TestScanCallDoesNotAllocate(t *testing.T) {
 //     bodies are not compared.
 func FuzzScanCall(f *testing.F) {
 	for _, s := range []string{`{}`, `{"model":"m","stream":true}`, `{"a":[1,-2.5e3,{"b":null}],"model":"\u006d"}`,
-		`[1]`, `{"model":"a","model":7}`, "{\"a\":\"\\ud800\"} \n", `{"mod\u0065l":""}`} {
+		`[1]`, `{"model":"a","model":7}`,
+		`{"stream_options":{"include_usage":false,"a":[1,{}]},"n":2}`, `{"stream_options":{},"stream_options":null}`, "{\"a\":\"\\ud800\"} \n", `{"mod\u0065l":""}`} {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
@@ -161,6 +162,16 @@ func FuzzScanCall(f *testing.F) {
 		}
 		if string(want["stream"]) == "true" != c.stream {
 			t.Fatalf("%q: stream %v", body, c.stream)
+		}
+		if got := string(body[c.optionsStart:c.optionsEnd]); got != string(want["stream_options"]) {
+			t.Fatalf("%q: stream_options is %s", body, got)
+		}
+		var options map[string]json.RawMessage
+		if c.options == memberObject {
+			_ = json.Unmarshal(want["stream_options"], &options)
+		}
+		if got := string(body[c.usageStart:c.usageEnd]); got != string(options["include_usage"]) {
+			t.Fatalf("%q: include_usage is %s", body, got)
 		}
 		raw, ok := want["model"]
 		var name string
@@ -192,7 +203,7 @@ func TestModelsList(t *testing.T) {
 	got := appendModels(nil, []*Model{
 		{Name: "a\"b", Created: 7, OwnedBy: "vllm", MaxModelLen: 4096, Aliases: []string{"x"}},
 		{Name: "c"},
-	})
+	}, nil)
 	want := `{"object":"list","data":[` +
 		`{"id":"a\"b","object":"model","created":7,"owned_by":"vllm","root":"a\"b","parent":null,"max_model_len":4096},` +
 		`{"id":"x","object":"model","created":7,"owned_by":"vllm","root":"a\"b","parent":null,"max_model_len":4096},` +
@@ -200,30 +211,9 @@ func TestModelsList(t *testing.T) {
 	if string(got) != want || !json.Valid(got) {
 		t.Errorf("got %s", got)
 	}
-	if got := string(appendModels(nil, nil)); got != `{"object":"list","data":[]}` {
+	if got := string(appendModels(nil, nil, nil)); got != `{"object":"list","data":[]}` {
 		t.Errorf("of none: %s", got)
 	}
-}
-
-func TestFindUsage(t *testing.T) {
-	f := func(tail string, want usage, wantOK bool) {
-		t.Helper()
-		if got, ok := findUsage([]byte(tail)); got != want && ok || ok != wantOK {
-			t.Errorf("%q: %+v %v", tail, got, ok)
-		}
-	}
-	f(``, usage{}, false)
-	f(`"usage":{"prompt_tokens":5,"total_tokens":9,"completion_tokens":4}`, usage{5, 4, 0}, true)
-	f(`{"usage" : { "prompt_tokens" : 5, "completion_tokens" : 4, "prompt_tokens_details": {"cached_tokens": 3} } }`, usage{5, 4, 3}, true)
-	f("}],\"usage\":{\"prompt_tokens\":5,\"total_tokens\":9,\"completion_tokens\":4,\"prompt_tokens_details\":null}}\n\n\r\ne\r\ndata: [DONE]\n\n\r\n0\r\n\r\n", usage{5, 4, 0}, true)
-	f(`{"usage":{"prompt_tokens":1,"completion_tokens":1}} {"usage":{"prompt_tokens":1,"completion_tokens":2}}`, usage{1, 2, 0}, true)
-	f(`{"usage":{"prompt_tokens":1,"completion_tokens":2}} {"usage":null}`, usage{1, 2, 0}, true)
-	f(`{"usage":null}`, usage{}, false)
-	f(`{"usage":{"prompt_tokens":5}}`, usage{}, false)
-	f(`{"usage":{"prompt_tokens":5,"completion_tokens":4`, usage{}, false)
-	f(`{"usage":{"prompt_tokens":"5","completion_tokens":4}}`, usage{}, false)
-	f(`{"content":"\"usage\":"}`, usage{}, false)
-	f(`"usage"`, usage{}, false)
 }
 
 func TestErrorBody(t *testing.T) {
@@ -253,5 +243,93 @@ func TestErrorBody(t *testing.T) {
 	if got, want := string(appendError(nil, unknownModel, "The model `\x00\"` does not exist.", "model")),
 		`{"error":{"message":"The model `+"`\\u0000\\\"`"+` does not exist.","type":"NotFoundError","param":"model","code":404}}`; got != want {
 		t.Errorf("got %s", got)
+	}
+}
+
+func TestScanCallStreamOptions(t *testing.T) {
+	f := func(body string, kind memberKind, options, usage string) {
+		t.Helper()
+		c, err := scanCall([]byte(body))
+		if err != nil {
+			t.Errorf("%s: %v", body, err)
+			return
+		}
+		if got := body[c.optionsStart:c.optionsEnd]; c.options != kind || got != options {
+			t.Errorf("%s: kind %d, options %q", body, c.options, got)
+		}
+		if got := body[c.usageStart:c.usageEnd]; got != usage {
+			t.Errorf("%s: include_usage %q, want %q", body, got, usage)
+		}
+	}
+	f(`{}`, memberMissing, "", "")
+	f(`{"stream_options":null}`, memberNull, "null", "")
+	f(`{"stream_options":{}}`, memberObject, "{}", "")
+	f(`{"stream_options": { } }`, memberObject, "{ }", "")
+	f(`{"stream_options":{"include_usage":true}}`, memberObject, `{"include_usage":true}`, "true")
+	f(`{"stream_options":{"a":[{}],"include_usage" : false , "b":{"include_usage":true}}}`, memberObject, `{"a":[{}],"include_usage" : false , "b":{"include_usage":true}}`, "false")
+	f(`{"stream_options":{"include_usage":{"x":1}}}`, memberObject, `{"include_usage":{"x":1}}`, `{"x":1}`)
+	f(`{"stream_options":{"include_usage":true,"include_usage":null}}`, memberObject, `{"include_usage":true,"include_usage":null}`, "null")
+	f(`{"stream_options":{"include\u005fusage":true}}`, memberObject, `{"include\u005fusage":true}`, "true")
+	f(`{"stream_options":{"include_usage":true},"stream_options":{}}`, memberObject, "{}", "")
+	f(`{"stream_options":{"include_usage":true},"stream_options":null}`, memberNull, "null", "")
+	f(`{"stream_options":{"include_usage":true},"stream_options":"x"}`, memberString, `"x"`, "")
+	f(`{"stream_options":[{"include_usage":true}]}`, memberOther, `[{"include_usage":true}]`, "")
+	f(`{"include_usage":true,"x":{"stream_options":{"include_usage":true}}}`, memberMissing, "", "")
+	f(`{"stream_options":{"model":"x","stream":true,"n":3}}`, memberObject, `{"model":"x","stream":true,"n":3}`, "")
+}
+
+func TestEstimate(t *testing.T) {
+	f := func(body string, input, output int64) {
+		t.Helper()
+		c, err := scanCall([]byte(body))
+		if err != nil {
+			t.Errorf("%s: %v", body, err)
+			return
+		}
+		if got := c.estimate(true); got.Input != input || got.Output != output {
+			t.Errorf("%s: %+v, want %d and %d", body, got, input, output)
+		}
+		if got := c.estimate(false); got.Input != input || got.Output != 0 {
+			t.Errorf("%s: %+v when nothing is generated", body, got)
+		}
+	}
+	const none = usualAnswer
+	f(`{}`, 0, none)
+	f(`{"prompt":"`+strings.Repeat("many words ", 40)+`"}`, (440+6)/4, none)
+	f(`{"messages":[{"role":"user","content":"abcd"}]}`, (8+4+4+7+4)/4, none)
+	f(`{"prompt":[1,22,333,4444]}`, 6/4+4, none)
+	f(`{"max_tokens":10}`, 10/4+1, 10)
+	f(`{"max_tokens":10,"max_tokens":20}`, 20/4+2, 20)
+	f(`{"max_tokens":10,"max_tokens":null}`, 20/4+1, none)
+	f(`{"max_completion_tokens":7,"max_tokens":10}`, 31/4+2, 7)
+	f(`{"max_tokens":10,"max_completion_tokens":null}`, 31/4+1, 10)
+	f(`{"max_output_tokens":30,"n":2}`, 18/4+2, 60)
+	f(`{"n":3}`, 1, 3*none)
+	f(`{"n":0,"max_tokens":0}`, 11/4+2, none)
+	f(`{"n":-2,"max_tokens":-1}`, 11/4+2, none)
+	f(`{"max_tokens":"10"}`, 12/4, none)
+	f(`{"max_tokens":1e3}`, 10/4+1, 1000)
+	f(`{"max_tokens":1000.0}`, 10/4+1, 1000)
+	f(`{"max_tokens":1e999}`, 10/4+1, mostTokens)
+	f(`{"max_tokens":99999999999999999999999}`, 10/4+1, mostTokens)
+	f(`{"max_tokens":99999999999,"n":99999999999}`, 11/4+2, mostTokens*mostTokens)
+	f(`{"max\u005ftokens":5}`, 15/4+1, 5)
+	f(`{"a":{"max_tokens":5,"n":5}}`, 12/4+2, none)
+	// A picture costs what pictures cost, however large its file is.
+	f(`{"url":"data:image/png;base64,`+strings.Repeat("iVBORw0KGgo", 1000)+`"}`, mediaTokens, none)
+	f(`{"data":"`+strings.Repeat("UklGRiQAAABX", 1000)+`"}`, 1+mediaTokens, none)
+	f(`{"url":"http://x/y.png"}`, 17/4, none)
+}
+
+func TestEstimateDoesNotAllocate(t *testing.T) {
+	body := []byte(`{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat("hello ", 1000) +
+		`"}],"max_tokens":100,"n":2,"stream":true,"stream_options":{"include_usage":false}}`)
+	if n := testing.AllocsPerRun(100, func() {
+		c, err := scanCall(body)
+		if err != nil || c.estimate(true).Output != 200 {
+			t.Fatal(c, err)
+		}
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
 	}
 }

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -30,8 +31,14 @@ type relay struct {
 	frames Frames
 	// untilClose: the body ends with the engine's connection.
 	untilClose bool
-	// decode: the client is sent the body without its chunk framing.
-	decode bool
+	// decode: the client is sent the body without its chunk framing, or with
+	// framing of the relay's own when chunked is set.
+	decode, chunked bool
+	// filter takes out of the body what the client has not asked for; nil for
+	// none. With it decode is set, and chunked unless the client cannot.
+	filter *usageFilter
+	// filtered and framed are scratch of refilter.
+	filtered, framed []byte
 	// rest is what was read and the client's socket has not taken yet, since
 	// since. While it is not empty the engine is not read: so what a client
 	// that stalls costs is bounded.
@@ -77,7 +84,7 @@ func (r *relay) reset(c *conn, up *engineConn) {
 		r.ready = r.onEngine
 	}
 	r.result, r.state = none, relayOff
-	r.frames, r.untilClose, r.decode = Frames{}, false, false
+	r.frames, r.untilClose, r.decode, r.chunked, r.filter = Frames{}, false, false, false, nil
 	r.rest = r.rest[:0]
 	r.splice, r.armed, r.surplus, r.told = nil, false, false, false
 	r.tail = r.tail[:0]
@@ -130,6 +137,17 @@ func (r *relay) unlock() {
 	if wake {
 		c.wake()
 	}
+}
+
+// between reports that the relay is over, and that the client's socket was
+// given, and where the kernel carried it has taken, a whole number of chunks of
+// a body that is not over.
+func (r *relay) between() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.state == relayDone && !r.untilClose && !r.decode && !r.frames.Fixed &&
+		r.frames.Step == StepSizeStart && len(r.rest) == 0 && !r.armed &&
+		(r.splice == nil || r.splice.Settled())
 }
 
 // stalled reports whether the client has taken nothing for limit though
@@ -190,7 +208,11 @@ func (r *relay) onEngine(w *watch, events uint32) {
 		r.endLocked(engineBroke)
 	case n == 0 && r.untilClose:
 		r.frames.Step = StepEnd
-		r.goOnLocked()
+		var end []byte
+		if r.filter != nil {
+			end = r.refilter(nil)
+		}
+		r.passLocked(end, none)
 	case n == 0:
 		r.endLocked(engineBroke)
 	default:
@@ -286,6 +308,11 @@ func (r *relay) eor() int {
 // is forwarded at once.
 func (r *relay) forwardLocked(s *shard, p []byte) {
 	out, f := r.accept(p, &s.decoded)
+	r.passLocked(out, f)
+}
+
+// passLocked sends bytes to the client, and ends the relay if f says so.
+func (r *relay) passLocked(out []byte, f failure) {
 	n, errno := send(r.c.fd, out, r.eor())
 	if errno != 0 && errno != unix.EAGAIN {
 		r.endLocked(clientLeft)
@@ -320,7 +347,7 @@ func (r *relay) accept(p []byte, decoded *[]byte) (out []byte, f failure) {
 	switch {
 	case r.untilClose:
 		n, out = len(p), p
-	case r.decode:
+	case r.decode && !r.frames.Fixed:
 		*decoded, n, err = r.frames.Decode((*decoded)[:0], p)
 		out = *decoded
 	default:
@@ -332,11 +359,37 @@ func (r *relay) accept(p []byte, decoded *[]byte) (out []byte, f failure) {
 		r.counts.chunks.Add(more)
 	}
 	r.keepTail(p[:n])
+	if r.filter != nil {
+		out = r.refilter(out)
+	}
 	if err != nil {
 		return out, engineFraming
 	}
 	r.surplus = r.surplus || n < len(p)
 	return out, none
+}
+
+// refilter passes a part of the body through the filter, and what stays
+// through chunk framing of the relay's own. At the body's end it returns what
+// ends it.
+func (r *relay) refilter(p []byte) []byte {
+	r.filtered = r.filter.Append(r.filtered[:0], p)
+	ended := r.frames.Ended()
+	if ended {
+		r.filtered = r.filter.Flush(r.filtered)
+	}
+	if !r.chunked {
+		return r.filtered
+	}
+	r.framed = r.framed[:0]
+	if len(r.filtered) > 0 {
+		r.framed = append(strconv.AppendInt(r.framed, int64(len(r.filtered)), 16), crlf...)
+		r.framed = append(append(r.framed, r.filtered...), crlf...)
+	}
+	if ended {
+		r.framed = append(r.framed, "0\r\n\r\n"...)
+	}
+	return r.framed
 }
 
 func (r *relay) keepTail(p []byte) {

@@ -50,6 +50,9 @@ type Limits struct {
 	// the memory of all request bodies together: 2 GiB.
 	MaxConns    int
 	MaxBuffered int64
+	// LogPrompts writes the body of each request to the log. Otherwise nothing
+	// that a request says is logged.
+	LogPrompts bool
 }
 
 func (l Limits) withDefaults() Limits {
@@ -99,6 +102,7 @@ type Server struct {
 	shards []*shard
 	stats  *stats
 
+	buffered atomic.Int64 // bytes that hold request bodies
 	draining atomic.Bool
 	// ctx ends when Shutdown cuts what is left.
 	ctx    context.Context
@@ -220,6 +224,11 @@ func (s *Server) Serve(l net.Listener) error {
 			tcp.Close()
 			return ErrClosed
 		}
+		if most := s.limits.Load().MaxConns; most > 0 && len(s.conns) >= most {
+			s.mu.Unlock()
+			s.turnAway(tcp)
+			continue
+		}
 		s.conns[c] = struct{}{}
 		s.running.Add(1)
 		s.mu.Unlock()
@@ -229,6 +238,23 @@ func (s *Server) Serve(l net.Listener) error {
 			c.serve()
 		}()
 	}
+}
+
+// turnAway answers a connection that is one too many. It does not wait for a
+// request or for the client to take the answer.
+func (s *Server) turnAway(tcp *net.TCPConn) {
+	defer tcp.Close()
+	s.stats.requests.WithLabelValues("none", tooManyConns.label()).Inc()
+	body := appendError(nil, tooManyConns, "", "")
+	tcp.SetWriteDeadline(time.Now().Add(time.Millisecond))
+	fmt.Fprintf(tcp, "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"+
+		"Content-Length: %d\r\nRetry-After: 1\r\nConnection: close\r\n\r\n%s", len(body), body)
+	// The request may be there already: closing with unread bytes would reset
+	// the connection and take the answer away.
+	tcp.CloseWrite()
+	var scratch [4 << 10]byte
+	tcp.SetReadDeadline(time.Now().Add(time.Millisecond))
+	tcp.Read(scratch[:])
 }
 
 func (s *Server) remove(c *conn) {
@@ -284,6 +310,25 @@ func (s *Server) Shutdown(ctx context.Context) error {
 		sh.close()
 	}
 	return err
+}
+
+// requestDone writes a line for a request that is over. The level is debug.
+func (s *Server) requestDone(x *exchange, f failure) {
+	if !s.log.Enabled(s.ctx, slog.LevelDebug) {
+		return
+	}
+	args := []any{"request_id", string(x.id), "method", string(x.method), "path", string(x.path),
+		"status", x.status, "outcome", f.label(), "seconds", time.Since(x.began).Seconds()}
+	if x.key != nil {
+		args = append(args, "key", x.key.Name)
+	}
+	if x.model != nil {
+		args = append(args, "model", x.model.Name)
+	}
+	if x.replica != nil {
+		args = append(args, "replica", x.replica.ID, "first_byte_seconds", x.ttfb.Seconds(), "attempts", len(x.tried)+1)
+	}
+	s.log.Debug("request", args...)
 }
 
 // failed reports a failure that is not the client's fault, at most once a

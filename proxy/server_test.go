@@ -142,10 +142,19 @@ func TestRefusals(t *testing.T) {
 
 	f(get("GET /"), 404, "NotFoundError", "", true)
 	f(get("GET /v1/models/"), 404, "NotFoundError", "", true)
-	f(get("GET /v1/embeddings"), 404, "NotFoundError", "", true)
-	f(get("GET /v1/chat/completions"), 405, "MethodNotAllowedError", "Allow: POST", true)
-	f(get("DELETE /v1/models"), 405, "MethodNotAllowedError", "Allow: GET, HEAD", true)
-	f(get("HEAD /v1/completions"), 405, "", "Allow: POST", true)
+	f(get("GET /v1/chat/completions"), 405, "MethodNotAllowedError", "Allow: POST, OPTIONS", true)
+	f(get("GET /v1/audio/translations"), 405, "MethodNotAllowedError", "Allow: POST, OPTIONS", true)
+	f(get("DELETE /v1/models"), 405, "MethodNotAllowedError", "Allow: GET, HEAD, OPTIONS", true)
+	f(get("DELETE /v1/models/m"), 405, "MethodNotAllowedError", "Allow: GET, HEAD, OPTIONS", true)
+	f(get("HEAD /v1/completions"), 405, "", "Allow: POST, OPTIONS", true)
+	f(get("OPTIONS /v1/completions"), 204, "", "Allow: POST, OPTIONS", true)
+	f(get("OPTIONS /v1/nothing"), 404, "NotFoundError", "", true)
+	f(get("OPTIONS *"), 204, "", "", true)
+	f(get("GET /v1/models/m"), 200, `"id":"m","object":"model"`, "Content-Type: application/json", true)
+	f(get("GET /v1/models/%6D"), 200, `"id":"m","object":"model"`, "", true)
+	f(get("GET /v1/models/alias"), 200, `"id":"alias"`, "", true)
+	f(get("GET /v1/models/other"), 404, "The model `other` does not exist.", "", true)
+	f(get("GET /v1/models/%zz"), 404, "NotFoundError", "", true)
 	f(get("GET /health"), 200, "", "", true)
 	f(get("HEAD /health"), 200, "", "", true)
 	f(get("GET /v1/models?x=y"), 200, `"id":"alias"`, "Content-Type: application/json", true)
@@ -163,7 +172,7 @@ func TestRefusals(t *testing.T) {
 	f(post(`{"model":"m"}`), 503, "ServiceUnavailableError", "Retry-After: 1", true)
 
 	f("GET /health HTTP/1.1\r\n\r\n", 400, "BadRequestError", "", false)
-	f("GET /health HTTP/2.0\r\nHost: x\r\n\r\n", 505, "HTTPVersionNotSupportedError", "", false)
+	f("GET /health HTTP/2.0\r\nHost: x\r\n\r\n", 400, "Only HTTP/1.1 and HTTP/1.0", "", false)
 	f("PRI * HTTP/2.0\r\n\r\n", 400, "BadRequestError", "", false)
 	f("GET /health\r\n\r\n", 400, "BadRequestError", "", false)
 	f("\x16\x03\x01\x02", 400, "this is not HTTP", "", false)
@@ -505,10 +514,15 @@ func TestShutdownCuts(t *testing.T) {
 		t.Errorf("Shutdown took %v", d)
 	}
 	for i, c := range clients {
-		if resp, err := http.ReadResponse(c.br, nil); err == nil {
-			if _, err = io.ReadAll(resp.Body); err == nil {
-				t.Errorf("client %d was told %d", i, resp.StatusCode)
-			}
+		resp, err := http.ReadResponse(c.br, nil)
+		if err != nil {
+			t.Errorf("client %d was told nothing: %v", i, err)
+			continue
+		}
+		_, err = io.ReadAll(resp.Body)
+		begun := i == len(clients)-1
+		if begun && (resp.StatusCode != 200 || err == nil) || !begun && (resp.StatusCode != 503 || err != nil) {
+			t.Errorf("client %d was told %d, %v", i, resp.StatusCode, err)
 		}
 	}
 }

@@ -260,7 +260,7 @@ func (c *conn) dial(r *Replica, until time.Time) (e *engineConn, f failure, caus
 	f, cause = connectFailed, errors.New("the name has no address")
 	for _, addr := range addrs[:min(len(addrs), 3)] {
 		e, f, cause = c.dialAddr(r, addr, limit)
-		if f == none || f == clientLeft || f == shutDown {
+		if f == none || f == clientLeft || f == shutDown || f == engineDown {
 			return e, f, cause
 		}
 	}
@@ -289,7 +289,7 @@ func (c *conn) dialAddr(r *Replica, addr netip.AddrPort, limit time.Time) (*engi
 	}
 	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return nil, connectFailed, fmt.Errorf("socket: %w", err)
+		return nil, noSocket, fmt.Errorf("socket: %w", err)
 	}
 	// From here on the descriptor belongs to e.
 	e := &engineConn{s: c.s, replica: r, fd: fd, w: c.s.shardOf(fd).watch(fd)}
@@ -336,6 +336,9 @@ func (c *conn) dialAddr(r *Replica, addr netip.AddrPort, limit time.Time) (*engi
 	}
 	if err != nil {
 		e.close()
+		if err == unix.EADDRNOTAVAIL || err == unix.EAGAIN {
+			return nil, noSocket, fmt.Errorf("connect %s: %w: no local port is free", addr, err)
+		}
 		if err == unix.ETIMEDOUT {
 			return nil, connectTimeout, fmt.Errorf("connect %s: %w", addr, err)
 		}
@@ -348,10 +351,14 @@ func (c *conn) dialAddr(r *Replica, addr netip.AddrPort, limit time.Time) (*engi
 }
 
 // waitEngine waits until the engine's socket shows one of events, the client
-// leaves, or limit passes (engineTimeout). It may return none early: callers
+// leaves, limit passes (engineTimeout), or the replica is given up and the
+// request has another one to go to (engineDown). It may return none early: callers
 // try and wait again.
 func (c *conn) waitEngine(e *engineConn, events uint32, limit time.Time) failure {
 	c.expect(limit)
+	if c.x.sentAway() {
+		return engineDown
+	}
 	if err := e.w.armWake(events|unix.EPOLLRDHUP, c); err != nil {
 		return engineDied
 	}
