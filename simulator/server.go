@@ -122,8 +122,9 @@ func (s *Server) Addr() string { return s.listener.Addr().String() }
 // URL is the address as clients write it.
 func (s *Server) URL() string { return "http://" + s.Addr() }
 
-// Running is the number of generating requests that were taken and whose
-// answer is not over.
+// Running is the number of requests to inference routes that were taken and
+// whose answer is not over. Those that the engine has no part in, such as
+// /tokenize, are not counted, here and below.
 func (s *Server) Running() int { return int(s.running.Load()) }
 
 // Finished is the number of answers sent to their end.

