@@ -28,6 +28,7 @@ build: ## build bin/inferrail, one static binary
 
 test: ## run every test that this machine can run; what is skipped is said at the end
 	@.ci/need ip nft gcc || echo "tests that need these are skipped"
+	@.ci/need python3 node npm || echo "tests with the OpenAI SDKs of these are skipped"
 	@if command -v gcc >/dev/null; then export CGO_ENABLED=1; race=-race; \
 	else race=; echo "no C compiler: testing without the race detector"; fi; \
 	go run .ci/testlog.go $$race -timeout 20m $(TEST_ARGS)

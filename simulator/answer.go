@@ -3,37 +3,57 @@ package simulator
 import (
 	"encoding/json/jsontext"
 	"strconv"
+	"strings"
 	"time"
 )
 
 // answer writes the bytes of one response, key by key as vLLM orders them. It
-// belongs to one exchange and is used by its goroutine only. No method
-// allocates once its buffer has grown.
+// belongs to one exchange and is used by its goroutine only. For chat and
+// completions no method that a stream uses allocates once its buffer has
+// grown.
+//
+// A stream is the prelude, which does not wait for a token, the opening with
+// the first token, the tokens and the closing; each is none, one or several
+// events.
 type answer struct {
 	req         *request
+	model       string
+	id          string
+	created     int64
 	choices     []choice
 	head        []byte // `{"id":…,"object":…,"created":…,"model":…,"choices":[`
 	fingerprint string
+	// events counts those of a stream of the Responses API.
+	events int
 }
 
-// choice is one generation of an answer.
+// choice is one generation of an answer, or one prompt that is pooled.
 type choice struct {
-	seq    Sequence
-	voice  voice
-	tokens int // of its prompt
-	sent   int // tokens written
+	seq   Sequence
+	voice voice
+	// script, when not nil, is what is said in place of the voice's words,
+	// token by token. A call's first token is the name of what it calls.
+	script []string
+	call   *tool
+	finish string
+	// stopped is the text that ended it.
+	stopped string
+	tokens  int // of its prompt
+	sent    int // tokens written
 	// first is the plan's First as last read, wrote when the last token was
 	// written.
 	first, wrote time.Duration
 }
 
 func newAnswer(cfg *Config, r *request, id string, created int64) *answer {
-	a := &answer{req: r, choices: make([]choice, 0, len(r.prompts)*r.n), fingerprint: cfg.fingerprint()}
+	a := &answer{req: r, model: cfg.ServedModelName[0], id: id, created: created,
+		choices: make([]choice, 0, len(r.prompts)*r.n), fingerprint: cfg.fingerprint()}
 	for _, p := range r.prompts {
 		for i := range r.n {
-			c := choice{voice: newVoice(cfg.Seed, p, i), tokens: p.tokens}
+			c := choice{voice: newVoice(cfg.Seed, p, i), tokens: p.tokens, finish: r.finish}
 			c.voice.pad, c.voice.padMax = r.faults.TokenBytes, r.faults.TokenBytesMax
-			c.seq = Sequence{Uncached: p.tokens, Output: r.output}
+			c.seq = Sequence{Uncached: p.tokens, Output: r.output, Slow: r.faults.Slow}
+			c.write(r)
 			a.choices = append(a.choices, c)
 		}
 	}
@@ -55,6 +75,155 @@ func newAnswer(cfg *Config, r *request, id string, created int64) *answer {
 	return a
 }
 
+// write decides what the choice says where that is not just the voice's words
+// up to the limit.
+func (c *choice) write(r *request) {
+	whole := "stop"
+	switch {
+	case r.call != nil:
+		c.call = r.call.pick(c.voice)
+		c.script = append([]string{""}, tokensOf(string(c.call.arguments(c.voice)))...)
+		whole = "tool_calls"
+	case r.form != nil:
+		c.script = tokensOf(string(r.form.fill(c.voice)))
+	case len(r.stop) > 0:
+		c.script, c.stopped = c.voice.until(r.output, r.stop)
+		if c.stopped == "" {
+			c.script = nil
+		}
+	}
+	switch {
+	case c.script == nil:
+	case len(c.script) > r.output:
+		c.script = c.script[:r.output]
+		c.finish = "length"
+	default:
+		c.seq.Output, c.finish = len(c.script), whole
+	}
+}
+
+// reason is why the choice ended, as the metrics count it.
+func (c *choice) reason() string {
+	if c.finish == "tool_calls" {
+		return "stop"
+	}
+	return c.finish
+}
+
+// text returns all that the choice says.
+func (c *choice) text() string {
+	if c.script != nil {
+		return strings.Join(c.script, "")
+	}
+	return c.voice.text(c.seq.Output)
+}
+
+// token returns token k.
+func (c *choice) token(k int) string {
+	if c.script != nil {
+		return c.script[k]
+	}
+	return c.voice.word(k).text + string(appendX(nil, c.voice.padding(k)))
+}
+
+// appendEscaped appends token k as it stands inside a JSON string.
+func (c *choice) appendEscaped(dst []byte, k int) []byte {
+	if c.script == nil {
+		return c.voice.appendEscaped(dst, k)
+	}
+	start := len(dst)
+	dst = appendString(dst, c.script[k])
+	copy(dst[start:], dst[start+1:])
+	return dst[:len(dst)-2]
+}
+
+// appendStopReason appends what the choice has as stop_reason.
+func (c *choice) appendStopReason(dst []byte) []byte {
+	if c.stopped == "" {
+		return append(dst, "null"...)
+	}
+	return appendString(dst, c.stopped)
+}
+
+// appendPrelude appends the events that come before the engine has begun.
+func (a *answer) appendPrelude(dst []byte) []byte {
+	if a.req.api == responses {
+		return a.appendResponseCreated(dst)
+	}
+	return dst
+}
+
+// appendOpening appends the events that come right before the first token's.
+func (a *answer) appendOpening(dst []byte) []byte {
+	switch a.req.api {
+	case chat:
+		for i := range a.choices {
+			dst = a.appendRole(dst, i)
+		}
+	case responses:
+		return a.appendResponseItem(dst)
+	case messages:
+		return a.appendMessageStart(dst)
+	}
+	return dst
+}
+
+// appendToken appends the events of the next token of choice i and counts it
+// as sent.
+func (a *answer) appendToken(dst []byte, i int) []byte {
+	switch a.req.api {
+	case responses:
+		return a.appendResponseDelta(dst)
+	case messages:
+		return a.appendMessageDelta(dst)
+	case transcription, translation:
+		return a.appendSpeech(dst)
+	}
+	return a.appendChunk(dst, i)
+}
+
+// appendClosing appends the events after the last token's.
+func (a *answer) appendClosing(dst []byte) []byte {
+	switch a.req.api {
+	case responses:
+		return a.appendResponseDone(dst)
+	case messages:
+		return a.appendMessageStop(dst)
+	case transcription, translation:
+		return a.appendSpeechEnd(dst)
+	}
+	if a.req.usage {
+		dst = a.appendUsageEvent(dst)
+	}
+	return append(dst, done...)
+}
+
+// done is the event that ends a stream.
+const done = "data: [DONE]\n\n"
+
+// appendBody appends the body of an answer that is not streamed. pad x's
+// lengthen the first choice's text; where there is none, spaces the body.
+func (a *answer) appendBody(dst []byte, pad int) []byte {
+	switch a.req.api {
+	case chat, completions:
+		return a.appendChoices(dst, pad)
+	case responses:
+		return a.appendResponse(dst, pad)
+	case messages:
+		return a.appendMessage(dst, pad)
+	case transcription, translation:
+		return a.appendTranscript(dst, pad)
+	case plain:
+		dst = append(dst, a.req.body...)
+	default:
+		dst = a.appendPooled(dst)
+	}
+	for range pad {
+		dst = append(dst, ' ')
+	}
+	return dst
+}
+
 // appendRole appends the event that opens choice i of a chat.
 func (a *answer) appendRole(dst []byte, i int) []byte {
 	dst = a.appendEvent(dst)
@@ -68,36 +237,44 @@ func (a *answer) appendRole(dst []byte, i int) []byte {
 	return append(dst, ",\"prompt_token_ids\":null,\"prompt_text\":null}\n\n"...)
 }
 
-// appendToken appends the event of the next token of choice i and counts it as
+// appendChunk appends the event of the next token of choice i and counts it as
 // sent. The last token's event is the one that says why the choice ended.
-func (a *answer) appendToken(dst []byte, i int) []byte {
+func (a *answer) appendChunk(dst []byte, i int) []byte {
 	c := &a.choices[i]
-	last := c.sent == a.req.output-1
+	last := c.sent == c.seq.Output-1
 	dst = a.appendEvent(dst)
 	dst = append(dst, `{"index":`...)
 	dst = strconv.AppendInt(dst, int64(i), 10)
-	if a.req.api == chat {
+	switch {
+	case c.call != nil:
+		dst = c.appendCallDelta(dst)
+	case a.req.api == chat:
 		dst = append(dst, `,"delta":{"content":"`...)
-		dst = c.voice.appendEscaped(dst, c.sent)
+		dst = c.appendEscaped(dst, c.sent)
 		dst = append(dst, `"}`...)
-	} else {
+	default:
 		dst = append(dst, `,"text":"`...)
-		dst = c.voice.appendEscaped(dst, c.sent)
+		dst = c.appendEscaped(dst, c.sent)
 		dst = append(dst, '"')
 	}
 	dst = append(dst, `,"logprobs":null,"finish_reason":`...)
 	if last {
 		dst = append(dst, '"')
-		dst = append(dst, a.req.finish...)
+		dst = append(dst, c.finish...)
 		dst = append(dst, '"')
 	} else {
 		dst = append(dst, "null"...)
 	}
-	switch {
-	case a.req.api == completions:
-		dst = append(dst, `,"stop_reason":null,"prompt_token_ids":null`...)
-	case last:
-		dst = append(dst, `,"stop_reason":null`...)
+	if last || a.req.api == completions {
+		dst = append(dst, `,"stop_reason":`...)
+		if last {
+			dst = c.appendStopReason(dst)
+		} else {
+			dst = append(dst, "null"...)
+		}
+	}
+	if a.req.api == completions {
+		dst = append(dst, `,"prompt_token_ids":null`...)
 	}
 	dst = append(dst, `,"token_ids":null}]`...)
 	c.sent++
@@ -120,9 +297,6 @@ func (a *answer) appendUsageEvent(dst []byte) []byte {
 	return append(dst, "}\n\n"...)
 }
 
-// done is the event that ends every stream.
-const done = "data: [DONE]\n\n"
-
 func (a *answer) appendEvent(dst []byte) []byte {
 	dst = append(dst, "data: "...)
 	return append(dst, a.head...)
@@ -134,35 +308,48 @@ func (a *answer) appendFingerprint(dst []byte) []byte {
 	return append(dst, '"')
 }
 
-// appendBody appends the body of an answer that is not streamed: every field
-// is there, nulls included. pad x's lengthen the first choice's text.
-func (a *answer) appendBody(dst []byte, pad int) []byte {
+// appendChoices appends the body of chat or completions: every field is there,
+// nulls included.
+func (a *answer) appendChoices(dst []byte, pad int) []byte {
 	dst = append(dst, a.head...)
+	output := 0
 	for i := range a.choices {
+		c := &a.choices[i]
+		output += c.seq.Output
 		if i > 0 {
 			dst = append(dst, ',')
 		}
 		dst = append(dst, `{"index":`...)
 		dst = strconv.AppendInt(dst, int64(i), 10)
 		if a.req.api == chat {
-			dst = append(dst, `,"message":{"role":"assistant","content":"`...)
+			dst = append(dst, `,"message":{"role":"assistant","content":`...)
 		} else {
-			dst = append(dst, `,"text":"`...)
+			dst = append(dst, `,"text":`...)
 		}
-		for k := range a.req.output {
-			dst = a.choices[i].voice.appendEscaped(dst, k)
-		}
-		if i == 0 {
-			dst = appendX(dst, pad)
+		if c.call == nil {
+			dst = append(dst, '"')
+			for k := range c.seq.Output {
+				dst = c.appendEscaped(dst, k)
+			}
+			if i == 0 {
+				dst = appendX(dst, pad)
+			}
+			dst = append(dst, '"')
+		} else {
+			dst = append(dst, "null"...)
 		}
 		if a.req.api == chat {
-			dst = append(dst, `","refusal":null,"annotations":null,"audio":null,"function_call":null,"reasoning":null}`...)
-		} else {
-			dst = append(dst, '"')
+			dst = append(dst, `,"refusal":null,"annotations":null,"audio":null,"function_call":null`...)
+			if c.call != nil {
+				dst = c.appendCalls(dst)
+			}
+			dst = append(dst, `,"reasoning":null}`...)
 		}
 		dst = append(dst, `,"logprobs":null,"finish_reason":"`...)
-		dst = append(dst, a.req.finish...)
-		dst = append(dst, `","stop_reason":null,"token_ids":null`...)
+		dst = append(dst, c.finish...)
+		dst = append(dst, `","stop_reason":`...)
+		dst = c.appendStopReason(dst)
+		dst = append(dst, `,"token_ids":null`...)
 		if a.req.api == completions {
 			dst = append(dst, `,"prompt_logprobs":null,"prompt_token_ids":null`...)
 		}
@@ -171,12 +358,17 @@ func (a *answer) appendBody(dst []byte, pad int) []byte {
 	dst = append(dst, `],"service_tier":null`...)
 	dst = a.appendFingerprint(dst)
 	dst = append(dst, `,"usage":`...)
-	dst = appendUsage(dst, a.promptTokens(), len(a.choices)*a.req.output)
-	dst = append(dst[:len(dst)-1], `,"prompt_tokens_details":null,"completion_tokens_details":null}`...)
+	dst = appendFullUsage(dst, a.promptTokens(), output)
 	if a.req.api == chat {
 		dst = append(dst, `,"prompt_logprobs":null,"prompt_token_ids":null,"prompt_text":null`...)
 	}
 	return append(dst, `,"kv_transfer_params":null,"ec_transfer_params":null,"metrics":null}`...)
+}
+
+// appendFullUsage appends usage with the details that nobody has asked for.
+func appendFullUsage(dst []byte, prompt, output int) []byte {
+	dst = appendUsage(dst, prompt, output)
+	return append(dst[:len(dst)-1], `,"prompt_tokens_details":null,"completion_tokens_details":null}`...)
 }
 
 func (a *answer) promptTokens() int {

@@ -18,7 +18,7 @@ type Config struct {
 	ServedModelName []string `yaml:"served_model_name" name:"served-model-name" default:"sim" help:"Name of the model, repeatable for aliases."`
 	MaxModelLen     int      `yaml:"max_model_len" name:"max-model-len" default:"32768" help:"Most tokens of a prompt and its answer."`
 	MaxNumSeqs      int      `yaml:"max_num_seqs" name:"max-num-seqs" default:"256" help:"Most sequences that run at the same time; others wait."`
-	// APIKey, when not empty, must be sent as bearer token to /v1.
+	// APIKey, when not empty, must be sent as bearer token to /v1 and /v2.
 	APIKey            string `yaml:"api_key" name:"api-key" help:"Key that requests to /v1 must carry."`
 	BlockSize         int    `yaml:"block_size" name:"block-size" default:"16" help:"Tokens of a KV cache block."`
 	NumGPUBlocks      int    `yaml:"num_gpu_blocks_override" name:"num-gpu-blocks-override" default:"16384" help:"Blocks of the KV cache."`

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"net"
+	"sync"
+	"time"
 )
 
 // conn is an accepted connection. net/http owns and closes it; the goroutine
@@ -52,13 +54,108 @@ func (c *conn) Write(p []byte) (int, error) {
 // resetOnClose makes the close of the connection a reset.
 func (c *conn) resetOnClose() { _ = c.SetLinger(0) }
 
-// listener accepts conns.
-type listener struct{ *net.TCPListener }
+// listener accepts conns at one address, and none while it refuses. net/http's
+// accept loop calls Accept; the other methods may be called from any
+// goroutine.
+type listener struct {
+	addr   *net.TCPAddr
+	closed chan struct{}
+	// changed holds a token when the time to which connections are refused
+	// has been set anew.
+	changed chan struct{}
 
-func (l listener) Accept() (net.Conn, error) {
-	c, err := l.AcceptTCP()
-	if err != nil {
-		return nil, err
+	// mu guards tcp, which is nil while connections are refused, and until,
+	// the time to which they are.
+	mu    sync.Mutex
+	tcp   *net.TCPListener
+	until time.Time
+}
+
+func newListener(l *net.TCPListener) *listener {
+	return &listener{addr: l.Addr().(*net.TCPAddr), tcp: l, closed: make(chan struct{}), changed: make(chan struct{}, 1)}
+}
+
+func (l *listener) Addr() net.Addr { return l.addr }
+
+func (l *listener) Accept() (net.Conn, error) {
+	for {
+		tcp, err := l.listening()
+		if err != nil {
+			return nil, err
+		}
+		c, err := tcp.AcceptTCP()
+		if err == nil {
+			return &conn{TCPConn: c}, nil
+		}
+		l.mu.Lock()
+		refuses := l.tcp != tcp
+		l.mu.Unlock()
+		if !refuses {
+			return nil, err
+		}
 	}
-	return &conn{TCPConn: c}, nil
+}
+
+// listening waits until connections are not refused and returns the listener
+// that takes them. The port may be somebody else's by then: it waits on until
+// it is free.
+func (l *listener) listening() (*net.TCPListener, error) {
+	for {
+		l.mu.Lock()
+		select {
+		case <-l.closed:
+			l.mu.Unlock()
+			return nil, net.ErrClosed
+		default:
+		}
+		wait := time.Until(l.until)
+		if l.tcp == nil && wait <= 0 {
+			// An error leaves it nil.
+			l.tcp, _ = net.ListenTCP("tcp", l.addr)
+			wait = 10 * time.Millisecond
+		}
+		tcp := l.tcp
+		l.mu.Unlock()
+		if tcp != nil {
+			return tcp, nil
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-timer.C:
+		case <-l.changed:
+		case <-l.closed:
+		}
+		timer.Stop()
+	}
+}
+
+// refuse stops listening for d from now on; 0 ends that. Connections that are
+// open stay so.
+func (l *listener) refuse(d time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.until = time.Now().Add(d)
+	if d > 0 && l.tcp != nil {
+		_ = l.tcp.Close()
+		l.tcp = nil
+	}
+	select {
+	case l.changed <- struct{}{}:
+	default:
+	}
+}
+
+func (l *listener) Close() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	select {
+	case <-l.closed:
+		return net.ErrClosed
+	default:
+	}
+	close(l.closed)
+	if l.tcp == nil {
+		return nil
+	}
+	return l.tcp.Close()
 }

@@ -23,12 +23,14 @@ func (l Latency) Prefill(uncached, cached int) time.Duration {
 }
 
 // Sequence is one generation: a prompt and the tokens that follow it. The
-// caller owns the memory, fills the first three fields and passes it to
+// caller owns the memory, fills the first fields and passes it to
 // Engine.Arrive; it must stay in place until Engine.Depart.
 type Sequence struct {
 	// Uncached and Cached are the tokens of the prompt, Output is how many
 	// tokens are generated: at least 1.
 	Uncached, Cached, Output int
+	// Slow multiplies the engine's times for this sequence; 0 is 1.
+	Slow float64
 
 	// The plan, set by Engine. Start is when the prefill begins and the
 	// sequence takes one of the engine's slots, First when its first token is
@@ -47,6 +49,14 @@ type Sequence struct {
 // Token returns when output token k, counted from 0, is ready.
 func (s *Sequence) Token(k int) time.Duration {
 	return s.First + time.Duration(k)*s.perToken
+}
+
+// slowed returns how long takes what an engine at its own pace does in d.
+func (s *Sequence) slowed(d time.Duration) time.Duration {
+	if s.Slow == 0 {
+		return d
+	}
+	return time.Duration(float64(d) * s.Slow)
 }
 
 // Engine plans what a continuously batching engine does: prompts are prefilled
@@ -80,7 +90,7 @@ func NewEngine(l Latency, maxSequences int) *Engine {
 // Arrive takes s in at time t and plans it.
 func (e *Engine) Arrive(s *Sequence, t time.Duration) {
 	e.serial++
-	s.serial, s.perToken = e.serial, e.latency.PerToken
+	s.serial, s.perToken = e.serial, s.slowed(e.latency.PerToken)
 	e.live = append(e.live, s)
 	e.plan(s, t)
 }
@@ -136,7 +146,7 @@ func (e *Engine) plan(s *Sequence, t time.Duration) {
 		s.Start = max(s.Start, e.busyUntil[0])
 		e.busyUntil = slices.Delete(e.busyUntil, 0, 1)
 	}
-	s.First = s.Start + e.latency.Prefill(s.Uncached, s.Cached)
+	s.First = s.Start + s.slowed(e.latency.Prefill(s.Uncached, s.Cached))
 	s.End = s.Token(s.Output - 1)
 	e.prefillFree = s.First
 	k, _ := slices.BinarySearch(e.busyUntil, s.End)

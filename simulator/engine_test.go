@@ -60,6 +60,11 @@ func TestEngine(t *testing.T) {
 				d.ScanArgs(t, "uncached", &s.Uncached)
 				d.MaybeScanArgs(t, "cached", &s.Cached)
 				d.ScanArgs(t, "output", &s.Output)
+				if d.HasArg("slow") {
+					var slow int
+					d.ScanArgs(t, "slow", &slow)
+					s.Slow = float64(slow)
+				}
 				sequences[name] = s
 				e.Arrive(s, at())
 				return show(s)

@@ -1,11 +1,13 @@
 package simulator
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -21,6 +23,10 @@ type exchange struct {
 	conn    *conn
 	req     *request
 	*answer // nil for a raw body
+	// reason is what the metrics count an answer under that is not complete.
+	reason string
+	// shape is the API whose errors the route answers with.
+	shape api
 
 	arrived time.Duration
 	timer   *time.Timer
@@ -33,21 +39,28 @@ type exchange struct {
 // maxRequestBytes bounds a request's body.
 const maxRequestBytes = 256 << 20
 
-// generate serves POST /v1/chat/completions and /v1/completions.
-func (s *Server) generate(a api) http.HandlerFunc {
+// infer serves the requests to an inference route whose body is JSON.
+func (s *Server) infer(parse parser) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
+		var req *request
 		body, err := readBody(w, r)
-		if err != nil {
-			writeError(w, err)
-			return
+		if err == nil {
+			req, err = parse(&s.cfg, body)
 		}
-		req, err := parseRequest(&s.cfg, a, body)
 		if err != nil {
-			writeError(w, err)
+			writeFailure(w, shapeOf(r), err)
 			return
 		}
 		s.serve(w, r, req)
 	}
+}
+
+// shapeOf returns the API whose errors the request's route answers with.
+func shapeOf(r *http.Request) api {
+	if strings.HasPrefix(r.URL.Path, "/v1/messages") {
+		return messages
+	}
+	return plain
 }
 
 // readBody reads the body to its end: only then does net/http watch for the
@@ -66,28 +79,37 @@ func readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 
 // serve takes a checked request to the end of its answer.
 func (s *Server) serve(w http.ResponseWriter, r *http.Request, req *request) {
+	if !req.ownFaults {
+		req.faults = s.faults.Load().take()
+	}
 	x := &exchange{
 		s: s, w: w, http: http.NewResponseController(w),
 		ctx: r.Context(), conn: connOf(r.Context()), req: req,
 		arrived: s.now(), timer: time.NewTimer(time.Hour), wake: make(chan struct{}, 1),
+		reason: "abort", shape: shapeOf(r),
 	}
 	x.timer.Stop()
 	x.conn.split = 0
-	s.running.Add(1)
 	complete := false
-	defer func() {
-		s.running.Add(-1)
-		if complete {
-			s.finished.Add(1)
-		} else {
-			s.aborted.Add(1)
-		}
-	}()
+	if req.api != plain {
+		s.running.Add(1)
+		defer func() {
+			s.running.Add(-1)
+			if complete {
+				s.finished.Add(1)
+			} else {
+				s.aborted.Add(1)
+			}
+		}()
+	}
 
 	// A write that waits for a client who reads nothing must end when that
 	// client leaves, too.
 	defer context.AfterFunc(x.ctx, func() { _ = x.conn.SetWriteDeadline(time.Unix(1, 0)) })()
 
+	if x.misbehave() {
+		return
+	}
 	if req.raw != nil {
 		complete = x.rawBody()
 		return
@@ -137,11 +159,13 @@ func (x *exchange) depart(complete bool) {
 		}
 	}
 	clear(x.s.moved)
-	reason := "abort"
-	if complete {
-		reason = x.req.finish
+	for i := range x.choices {
+		reason := x.reason
+		if complete {
+			reason = x.choices[i].reason()
+		}
+		x.s.metrics.success.WithLabelValues(reason).Inc()
 	}
-	x.s.metrics.success.WithLabelValues(reason).Add(float64(len(x.choices)))
 }
 
 // stream sends the answer as server-sent events and reports whether it was
@@ -153,7 +177,13 @@ func (x *exchange) stream() bool {
 	if !x.req.faults.HeadWithToken && x.http.Flush() != nil {
 		return false
 	}
-	total := len(x.choices) * x.req.output
+	if !x.sendEvents(x.appendPrelude(x.buf[:0])) {
+		return false
+	}
+	total := 0
+	for i := range x.choices {
+		total += x.choices[i].seq.Output
+	}
 	for tokens := 0; ; tokens++ {
 		if x.req.faults.Break != "" && tokens == x.req.faults.BreakAfter {
 			x.breakOff(x.req.faults.Break)
@@ -166,28 +196,34 @@ func (x *exchange) stream() bool {
 		if i < 0 {
 			return false
 		}
-		if tokens == 0 && x.req.api == chat {
-			for j := range x.choices {
-				if !x.send(x.appendRole(x.buf[:0], j)) {
-					return false
-				}
-			}
+		if tokens == 0 && !x.sendEvents(x.appendOpening(x.buf[:0])) {
+			return false
 		}
-		if !x.send(x.appendToken(x.buf[:0], i)) {
+		if !x.sendEvents(x.appendToken(x.buf[:0], i)) {
 			return false
 		}
 		x.s.metrics.token(x, &x.choices[i], x.s.now())
 	}
-	if x.req.usage && !x.send(x.appendUsageEvent(x.buf[:0])) {
-		return false
-	}
-	return x.send(append(x.buf[:0], done...))
+	return x.sendEvents(x.appendClosing(x.buf[:0]))
 }
 
-// send writes and flushes one event and keeps its memory for the next.
-func (x *exchange) send(event []byte) bool {
-	x.buf = event
-	if _, err := x.w.Write(event); err != nil {
+// sendEvents sends events one by one and keeps their memory for the next.
+func (x *exchange) sendEvents(events []byte) bool {
+	x.buf = events
+	for len(events) > 0 {
+		end := bytes.Index(events, []byte("\n\n")) + 2
+		if _, err := x.w.Write(events[:end]); err != nil || x.http.Flush() != nil {
+			return false
+		}
+		events = events[end:]
+	}
+	return true
+}
+
+// send writes and flushes a part of a body and keeps its memory for the next.
+func (x *exchange) send(part []byte) bool {
+	x.buf = part
+	if _, err := x.w.Write(part); err != nil {
 		return false
 	}
 	return x.http.Flush() == nil
@@ -213,7 +249,7 @@ func (x *exchange) earliest() (int, time.Duration) {
 	best, due := -1, time.Duration(0)
 	for i := range x.choices {
 		c := &x.choices[i]
-		if c.sent == x.req.output {
+		if c.sent == c.seq.Output {
 			continue
 		}
 		if c.sent == 0 {
@@ -222,7 +258,7 @@ func (x *exchange) earliest() (int, time.Duration) {
 			c.first = c.seq.First
 			x.s.mu.Unlock()
 		}
-		t := c.first + time.Duration(c.sent)*x.s.latency.PerToken
+		t := c.first + time.Duration(c.sent)*c.seq.perToken
 		if best < 0 || t < due || t == due && c.sent < x.choices[best].sent {
 			best, due = i, t
 		}
@@ -263,19 +299,6 @@ func (x *exchange) pause(d time.Duration) bool {
 	return x.ctx.Err() == nil
 }
 
-// breakOff ends an answer in the middle, as Faults.Break says. It returns only
-// for "stall", when the client has left.
-func (x *exchange) breakOff(how string) {
-	if how == "stall" {
-		<-x.ctx.Done()
-		return
-	}
-	if how == "rst" {
-		x.conn.resetOnClose()
-	}
-	panic(http.ErrAbortHandler)
-}
-
 // body sends the answer in one piece when its last token is ready, and reports
 // whether it was sent.
 func (x *exchange) body() bool {
@@ -288,18 +311,32 @@ func (x *exchange) body() bool {
 			break
 		}
 	}
+	f := &x.req.faults
+	if f.Break == "error" {
+		x.reason = "error"
+		writeFailure(x.w, x.shape, statusError(http.StatusInternalServerError))
+		return false
+	}
 	x.s.metrics.whole(x)
 	x.buf = x.appendPaddedBody(x.buf[:0])
 	x.w.Header().Set("Content-Type", "application/json")
-	x.w.Header().Set("Content-Length", strconv.Itoa(len(x.buf)))
-	if f := x.req.faults; f.Break != "" && f.BreakAfter < len(x.buf) {
-		if f.BreakAfter > 0 {
+	if f.Break != "chunk" {
+		x.w.Header().Set("Content-Length", strconv.Itoa(len(x.buf)+f.LengthExcess))
+	}
+	if f.Break != "" && f.BreakAfter < len(x.buf) {
+		if f.BreakAfter > 0 || f.Break == "chunk" {
 			x.send(x.buf[:f.BreakAfter])
 		}
 		x.breakOff(f.Break)
 		return false
 	}
-	return x.send(x.buf)
+	if !x.send(x.buf) {
+		return false
+	}
+	if f.LengthExcess > 0 {
+		x.breakOff("fin")
+	}
+	return true
 }
 
 // end returns when the last token of the last choice is ready.

@@ -2,15 +2,20 @@ package simulator
 
 import (
 	"encoding/binary"
+	"encoding/json/v2"
 	"errors"
 	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync/atomic"
 	"time"
 )
 
 // Faults is misbehaviour that a test asks for: of a whole server through
-// Config, or of one request through the body member
-// "vllm_xargs":{"sim":{…}}, which then replaces the server's. The zero value
-// behaves well.
+// Config, POST /sim/faults or Server.SetFaults, or of one request through the
+// body member "vllm_xargs":{"sim":{…}}, which then replaces the server's. The
+// zero value behaves well.
 type Faults struct {
 	// TokenBytes lengthens each token's text to at least so many bytes with
 	// x's; with TokenBytesMax above it, to a random length between the two. A
@@ -28,11 +33,44 @@ type Faults struct {
 	// SplitWrites cuts what is written to the socket at random places and
 	// after anything that looks like the end of a chunked body.
 	SplitWrites bool `json:"split_writes" yaml:"split_writes" name:"split-writes" help:"Cut writes to the socket at random places."`
+	// Slow multiplies the engine's times; 0 is 1.
+	Slow float64 `json:"slow" yaml:"slow" name:"slow" help:"Multiply the engine's times by this; 0 is 1."`
 	// Break is what happens after BreakAfter tokens of a stream, or bytes of
 	// a body that is not streamed: "stall" sends nothing more and waits for
-	// the client to leave, "fin" closes the connection, "rst" resets it.
-	Break      string `json:"break" yaml:"break" name:"break" enum:",stall,fin,rst" default:"" help:"stall, fin or rst after --fault-break-after."`
+	// the client to leave, "fin" closes the connection, "rst" resets it,
+	// "chunk" sends what is no chunk of a chunked body and closes, "error"
+	// ends a stream with the event of an error; a body is an error instead.
+	Break      string `json:"break" yaml:"break" name:"break" enum:",stall,fin,rst,chunk,error" default:"" help:"stall, fin, rst, chunk or error after --fault-break-after."`
 	BreakAfter int    `json:"break_after" yaml:"break_after" name:"break-after" help:"Tokens of a stream, or bytes of another body, before --fault-break."`
+	// LengthExcess is by how many bytes the Content-Length of a body that is
+	// not streamed is too large; the connection is closed after the body.
+	LengthExcess int `json:"length_excess" yaml:"length_excess" name:"length-excess" help:"Announce this many bytes more than a body has, then close."`
+
+	// The following keep a request from being answered. The first that is set
+	// counts.
+
+	// Hang takes the request and never answers it.
+	Hang bool `json:"hang" yaml:"hang" name:"hang" help:"Take requests and never answer them."`
+	// CloseBeforeHead closes the connection before the first byte of an
+	// answer: "fin" orderly, "rst" with a reset.
+	CloseBeforeHead string `json:"close_before_head" yaml:"close_before_head" name:"close-before-head" enum:",fin,rst" default:"" help:"fin or rst instead of an answer."`
+	// Garbage answers with bytes that are not HTTP, and closes.
+	Garbage bool `json:"garbage" yaml:"garbage" name:"garbage" help:"Answer with bytes that are not HTTP."`
+	// Status answers with an error of this HTTP status.
+	Status int `json:"status" yaml:"status" name:"status" help:"Answer with this HTTP status, 400 to 599, and an error."`
+
+	// The following are of a whole server only.
+
+	// FailRequests is how many requests the faults above hit; later ones find
+	// a server that behaves well. 0 is all.
+	FailRequests int `json:"fail_requests" yaml:"fail_requests" name:"fail-requests" help:"Requests that the faults hit before the server behaves well; 0 is all."`
+	// HealthStatus answers /health, /ping and /metrics with this status, and
+	// HealthHang never answers them.
+	HealthStatus int  `json:"health_status" yaml:"health_status" name:"health-status" help:"Answer /health, /ping and /metrics with this HTTP status, 400 to 599."`
+	HealthHang   bool `json:"health_hang" yaml:"health_hang" name:"health-hang" help:"Never answer /health, /ping and /metrics."`
+	// RefuseMS is for how many milliseconds from now, or from the start, the
+	// server does not listen. Open connections stay.
+	RefuseMS int64 `json:"refuse_ms" yaml:"refuse_ms" name:"refuse-ms" help:"Milliseconds to refuse connections for."`
 }
 
 // Limits that keep a request from asking for more than a process has.
@@ -43,6 +81,7 @@ const (
 )
 
 func (f *Faults) check() error {
+	badStatus := func(status int) bool { return status != 0 && (status < 400 || status > 599) }
 	switch {
 	case f.TokenBytes < 0 || f.TokenBytes > maxTokenBytes || f.TokenBytesMax < 0 || f.TokenBytesMax > maxTokenBytes:
 		return fmt.Errorf("token_bytes and token_bytes_max must be between 0 and %d", maxTokenBytes)
@@ -52,12 +91,192 @@ func (f *Faults) check() error {
 		return errors.New("head_delay_us must be between 0 and one hour")
 	case f.BreakAfter < 0:
 		return errors.New("break_after must not be negative")
+	case !(f.Slow >= 0 && f.Slow <= 1e6):
+		return fmt.Errorf("slow must be between 0 and 1000000, got %v", f.Slow)
+	case f.LengthExcess < 0 || f.LengthExcess > maxBodyBytes:
+		return fmt.Errorf("length_excess must be between 0 and %d", maxBodyBytes)
+	case f.CloseBeforeHead != "" && f.CloseBeforeHead != "fin" && f.CloseBeforeHead != "rst":
+		return fmt.Errorf("close_before_head must be fin or rst, not %q", f.CloseBeforeHead)
+	case badStatus(f.Status) || badStatus(f.HealthStatus):
+		return errors.New("status and health_status must be between 400 and 599")
+	case f.FailRequests < 0:
+		return errors.New("fail_requests must not be negative")
+	case f.RefuseMS < 0 || f.RefuseMS > int64(time.Hour/time.Millisecond):
+		return errors.New("refuse_ms must be between 0 and one hour")
 	}
 	switch f.Break {
-	case "", "stall", "fin", "rst":
+	case "", "stall", "fin", "rst", "chunk", "error":
 		return nil
 	}
-	return fmt.Errorf("break must be stall, fin or rst, not %q", f.Break)
+	return fmt.Errorf("break must be stall, fin, rst, chunk or error, not %q", f.Break)
+}
+
+// checkRequest checks the faults of one request.
+func (f *Faults) checkRequest() error {
+	if f.FailRequests != 0 || f.HealthStatus != 0 || f.HealthHang || f.RefuseMS != 0 {
+		return errors.New("fail_requests, health_status, health_hang and refuse_ms are of a whole server: send them to /sim/faults")
+	}
+	return f.check()
+}
+
+// faultSet is a server's faults and how many requests they still hit. Its
+// methods may be called from any goroutine.
+type faultSet struct {
+	Faults
+	left atomic.Int64
+}
+
+// take returns the faults that hit one more request.
+func (f *faultSet) take() Faults {
+	if f.FailRequests > 0 && f.left.Add(-1) < 0 {
+		return Faults{}
+	}
+	return f.Faults
+}
+
+// Faults returns the server's faults.
+func (s *Server) Faults() Faults { return s.faults.Load().Faults }
+
+// SetFaults replaces the server's faults. Requests that have been taken keep
+// theirs. It may be called from any goroutine.
+func (s *Server) SetFaults(f Faults) error {
+	if err := f.check(); err != nil {
+		return err
+	}
+	set := &faultSet{Faults: f}
+	set.left.Store(int64(f.FailRequests))
+	s.faults.Store(set)
+	s.listener.refuse(time.Duration(f.RefuseMS) * time.Millisecond)
+	return nil
+}
+
+// getFaults serves GET /sim/faults.
+func (s *Server) getFaults(w http.ResponseWriter, _ *http.Request) {
+	out, err := json.Marshal(s.Faults())
+	if err != nil {
+		writeError(w, err)
+		return
+	}
+	writeJSON(w, http.StatusOK, out)
+}
+
+// postFaults serves POST /sim/faults: the body is what Faults becomes, and a
+// member that is not there is zero.
+func (s *Server) postFaults(w http.ResponseWriter, r *http.Request) {
+	body, err := readBody(w, r)
+	if err != nil {
+		writeError(w, err)
+		return
+	}
+	var f Faults
+	if err := unmarshal(body, &f, json.RejectUnknownMembers(true)); err != nil {
+		writeError(w, err)
+		return
+	}
+	if err := s.SetFaults(f); err != nil {
+		writeError(w, badParameter("", "%v", err))
+		return
+	}
+	s.getFaults(w, r)
+}
+
+// healthy wraps the handler of a route that tells of the server's health.
+func (s *Server) healthy(h http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		f := s.Faults()
+		switch {
+		case f.HealthHang:
+			<-r.Context().Done()
+		case f.HealthStatus != 0:
+			w.WriteHeader(f.HealthStatus)
+		default:
+			h(w, r)
+		}
+	}
+}
+
+// garbage looks like nothing that HTTP allows.
+const garbage = "\x16\x03\x01 this is not HTTP\r\n\r\n"
+
+// badChunk is where a chunk's size should be.
+const badChunk = "not a size\r\n"
+
+// misbehave keeps the request from being answered, if its faults say so, and
+// reports whether they did. It panics with http.ErrAbortHandler for faults
+// that close the connection.
+func (x *exchange) misbehave() bool {
+	f := &x.req.faults
+	if !f.Hang && f.CloseBeforeHead == "" && !f.Garbage && f.Status == 0 {
+		return false
+	}
+	if !x.pause(time.Duration(f.HeadDelayUS) * time.Microsecond) {
+		return true
+	}
+	switch {
+	case f.Hang:
+		<-x.ctx.Done()
+	case f.CloseBeforeHead != "":
+		x.breakOff(f.CloseBeforeHead)
+	case f.Garbage:
+		x.corrupt(garbage)
+	default:
+		writeFailure(x.w, x.shape, statusError(f.Status))
+	}
+	return true
+}
+
+// breakOff ends an answer in the middle, as Faults.Break says. It returns only
+// for "stall", when the client has left, and for "error".
+func (x *exchange) breakOff(how string) {
+	switch how {
+	case "stall":
+		<-x.ctx.Done()
+		return
+	case "error":
+		x.reason = "error"
+		x.sendEvents(appendErrorEvent(x.buf[:0], x.req.api))
+		return
+	case "chunk":
+		x.corrupt(badChunk)
+	case "rst":
+		x.conn.resetOnClose()
+	}
+	panic(http.ErrAbortHandler)
+}
+
+// corrupt writes past net/http to the connection and closes it. All that was
+// to come before must have been flushed.
+func (x *exchange) corrupt(bytes string) {
+	_, _ = x.conn.Write([]byte(bytes))
+	panic(http.ErrAbortHandler)
+}
+
+// statusError is an error of an engine that fails.
+func statusError(status int) *apiError {
+	kind := strings.ReplaceAll(http.StatusText(status), " ", "")
+	if kind == "" {
+		kind = "Unknown"
+	}
+	if !strings.HasSuffix(kind, "Error") {
+		kind += "Error"
+	}
+	return &apiError{status, kind, "", "The simulated engine was told to fail with status " + strconv.Itoa(status) + "."}
+}
+
+// appendErrorEvent appends the events that end a stream in which the engine
+// has failed.
+func appendErrorEvent(dst []byte, a api) []byte {
+	e := statusError(http.StatusInternalServerError)
+	if a == messages {
+		dst = append(dst, "event: error\n"...)
+	}
+	dst = append(dst, "data: "...)
+	dst = a.appendError(dst, e)
+	dst = append(dst, "\n\n"...)
+	if a == messages || a == responses {
+		return dst
+	}
+	return append(dst, done...)
 }
 
 // Raw asks for a body of deterministic random bytes instead of an answer:
@@ -92,6 +311,8 @@ func (r *Raw) check() error {
 		return errors.New("raw: interval_us must be between 0 and one hour")
 	case r.Length != "" && r.Length != "chunked" && r.Length != "fixed":
 		return fmt.Errorf("raw: length must be chunked or fixed, not %q", r.Length)
+	case r.Break == "error" || r.Break == "chunk" && r.Length == "fixed":
+		return fmt.Errorf("raw: no break %q in such a body", r.Break)
 	}
 	return f.check()
 }
@@ -136,23 +357,17 @@ func (r *Raw) appendPiece(dst []byte, i int) []byte {
 }
 
 // Expect returns the text of each choice of the answer that a server with this
-// Config gives to body at path ("/v1/chat/completions" or "/v1/completions").
-// An error is the refusal that the server would answer.
+// Config gives to body at path, such as "/v1/chat/completions"; of a tool call
+// it is the arguments. An error is the refusal that the server would answer.
 func Expect(cfg Config, path string, body []byte) ([]string, error) {
-	if err := cfg.complete(); err != nil {
-		return nil, err
-	}
-	a, ok := routes[path]
-	if !ok {
-		return nil, fmt.Errorf("no generating route %q", path)
-	}
-	r, err := parseRequest(&cfg, a, body)
+	r, err := expected(&cfg, path, body)
 	if err != nil {
 		return nil, err
 	}
+	a := newAnswer(&cfg, r, "", 0)
 	var texts []string
-	for _, c := range newAnswer(&cfg, r, "", 0).choices {
-		texts = append(texts, c.voice.text(r.output))
+	for i := range a.choices {
+		texts = append(texts, a.choices[i].text())
 	}
 	return texts, nil
 }
@@ -162,14 +377,7 @@ func Expect(cfg Config, path string, body []byte) ([]string, error) {
 // must be set, the request must carry the header X-Request-Id with id, and
 // must either not be streamed, or have one choice or a server without latency.
 func ExpectBody(cfg Config, path, id string, body []byte) ([]byte, error) {
-	if err := cfg.complete(); err != nil {
-		return nil, err
-	}
-	route, ok := routes[path]
-	if !ok {
-		return nil, fmt.Errorf("no generating route %q", path)
-	}
-	r, err := parseRequest(&cfg, route, body)
+	r, err := expected(&cfg, path, body)
 	if err != nil {
 		return nil, err
 	}
@@ -180,21 +388,30 @@ func ExpectBody(cfg Config, path, id string, body []byte) ([]byte, error) {
 	if !r.stream {
 		return a.appendPaddedBody(nil), nil
 	}
-	var out []byte
-	if r.api == chat {
+	out := a.appendPrelude(nil)
+	out = a.appendOpening(out)
+	for sent := true; sent; {
+		sent = false
 		for i := range a.choices {
-			out = a.appendRole(out, i)
+			if a.choices[i].sent < a.choices[i].seq.Output {
+				out = a.appendToken(out, i)
+				sent = true
+			}
 		}
 	}
-	for range r.output {
-		for i := range a.choices {
-			out = a.appendToken(out, i)
-		}
+	return a.appendClosing(out), nil
+}
+
+// expected returns the request that a server with this Config would serve.
+func expected(cfg *Config, path string, body []byte) (*request, error) {
+	if err := cfg.complete(); err != nil {
+		return nil, err
 	}
-	if r.usage {
-		out = a.appendUsageEvent(out)
+	parse, ok := routes[path]
+	if !ok {
+		return nil, fmt.Errorf("no generating route %q", path)
 	}
-	return append(out, done...), nil
+	return parse(cfg, body)
 }
 
 // appendPaddedBody appends the body of an answer that is not streamed,

@@ -100,13 +100,17 @@ func (m *metrics) token(x *exchange, c *choice, now time.Duration) {
 
 // whole counts the tokens of an answer that is not streamed.
 func (m *metrics) whole(x *exchange) {
+	if !x.req.api.generates() {
+		return
+	}
 	x.s.mu.Lock()
 	defer x.s.mu.Unlock()
 	for i := range x.choices {
-		m.generation.Add(float64(x.req.output))
-		m.firstToken.Observe((x.choices[i].seq.First - x.arrived).Seconds())
-		for range x.req.output - 1 {
-			m.betweenTokens.Observe(x.s.latency.PerToken.Seconds())
+		seq := &x.choices[i].seq
+		m.generation.Add(float64(seq.Output))
+		m.firstToken.Observe((seq.First - x.arrived).Seconds())
+		for range seq.Output - 1 {
+			m.betweenTokens.Observe(seq.perToken.Seconds())
 		}
 	}
 }

@@ -11,69 +11,162 @@ import (
 	"strings"
 )
 
-// api is one of the two generating routes.
+// api is what an inference route asks for.
 type api uint8
 
 const (
 	chat api = iota
 	completions
+	responses
+	messages
+	transcription
+	translation
+	embeddings
+	pooling
+	classification
+	scores
+	reranking
+	// plain routes have their answer at once; the engine has no part in it.
+	plain
 )
+
+// generates reports whether the engine makes tokens for it.
+func (a api) generates() bool { return a <= translation }
 
 // maxChoices bounds how many choices one request may ask for, over all its
 // prompts.
 const maxChoices = 1024
+
+// parser reads the JSON body of a request to an inference route. The error, if
+// any, is an *apiError.
+type parser func(cfg *Config, body []byte) (*request, error)
 
 // request is one API request, understood and checked. It lives as long as its
 // exchange.
 type request struct {
 	api     api
 	prompts []prompt
-	// n is the number of choices for each prompt, output the number of tokens
-	// of each choice, finish why it ends there.
+	// n is the number of choices for each prompt, output the most tokens of
+	// each choice, finish why one ends there that nothing ends before.
 	n      int
 	output int
 	finish string
+	// stop are the texts that end a choice, call what it may call and form
+	// what it must be.
+	stop []string
+	call *call
+	form *form
 
 	stream, usage, continuousUsage bool
 
+	// The parts of an answer that only one API has.
+	responses *responsesBody
+	audio     *audio
+	pooled    *pooled
+	body      []byte // of a plain one
+
 	faults Faults
-	raw    *Raw
+	// ownFaults: they are the request's, not the server's.
+	ownFaults bool
+	raw       *Raw
 }
 
 // prompt is what the model is asked to continue.
 type prompt struct {
 	tokens int
 	hash   uint64
+	// text or given, its token ids, is what the client has sent.
+	text  string
+	given []int
 }
 
-// requestBody is the part of a body that is understood; other members are
-// ignored, as vLLM ignores unknown ones. A null is the same as nothing.
-type requestBody struct {
-	Model               *string        `json:"model"`
-	Messages            *[]message     `json:"messages"`
-	Tools               jsontext.Value `json:"tools"`
-	Prompt              jsontext.Value `json:"prompt"`
-	N                   *int           `json:"n"`
-	MaxTokens           *int           `json:"max_tokens"`
-	MaxCompletionTokens *int           `json:"max_completion_tokens"`
-	Stream              *bool          `json:"stream"`
-	StreamOptions       *struct {
-		IncludeUsage         *bool `json:"include_usage"`
-		ContinuousUsageStats *bool `json:"continuous_usage_stats"`
-	} `json:"stream_options"`
+// ids returns the numbers of its tokens.
+func (p *prompt) ids() []int {
+	if p.given != nil {
+		return p.given
+	}
+	return tokenIDs(p.text)
+}
+
+// xargs are the extensions that any request may carry.
+type xargs struct {
 	Xargs *struct {
 		Sim *Faults `json:"sim"`
 		Raw *Raw    `json:"sim_raw"`
 	} `json:"vllm_xargs"`
 }
 
-type message struct {
-	Role    string         `json:"role"`
-	Content jsontext.Value `json:"content"`
+// apply gives r its own faults, or a raw body.
+func (x *xargs) apply(cfg *Config, r *request) error {
+	r.faults = cfg.Faults
+	if x.Xargs == nil {
+		return nil
+	}
+	if x.Xargs.Sim != nil {
+		r.faults, r.ownFaults = *x.Xargs.Sim, true
+		if err := r.faults.checkRequest(); err != nil {
+			return badParameter("vllm_xargs", "%v", err)
+		}
+	}
+	r.raw = x.Xargs.Raw
+	if r.raw != nil {
+		if err := r.raw.check(); err != nil {
+			return badParameter("vllm_xargs", "%v", err)
+		}
+	}
+	return nil
 }
 
-// parseRequest reads the body of a generating request. The error, if any, is
-// an *apiError.
+// others are the members of a body that have no field of their own. Unknown
+// ones are ignored, as vLLM does.
+type others map[string]jsontext.Value
+
+// refuse reports the first of names that is there and asks for something:
+// what would change the answer must not be ignored.
+func (o others) refuse(names ...string) error {
+	for _, name := range names {
+		switch string(o[name]) {
+		case "", "null", "false", "[]", "{}", `""`, "0":
+		default:
+			return badParameter(name, "The simulated engine does not support `%s`.", name)
+		}
+	}
+	return nil
+}
+
+// requestBody is the part of a body that is understood. A null is the same as
+// nothing.
+type requestBody struct {
+	Model               *string        `json:"model"`
+	Messages            *[]message     `json:"messages"`
+	Tools               jsontext.Value `json:"tools"`
+	ToolChoice          jsontext.Value `json:"tool_choice"`
+	Prompt              jsontext.Value `json:"prompt"`
+	N                   *int           `json:"n"`
+	MaxTokens           *int           `json:"max_tokens"`
+	MaxCompletionTokens *int           `json:"max_completion_tokens"`
+	MinTokens           *int           `json:"min_tokens"`
+	Stop                jsontext.Value `json:"stop"`
+	ResponseFormat      jsontext.Value `json:"response_format"`
+	StructuredOutputs   jsontext.Value `json:"structured_outputs"`
+	Stream              *bool          `json:"stream"`
+	StreamOptions       *struct {
+		IncludeUsage         *bool `json:"include_usage"`
+		ContinuousUsageStats *bool `json:"continuous_usage_stats"`
+	} `json:"stream_options"`
+	xargs
+	Others others `json:",embed"`
+}
+
+type message struct {
+	Role       string         `json:"role"`
+	Content    jsontext.Value `json:"content"`
+	ToolCalls  jsontext.Value `json:"tool_calls"`
+	ToolCallID string         `json:"tool_call_id"`
+}
+
+// parseRequest reads the body of a request to chat or completions. The error,
+// if any, is an *apiError.
 func parseRequest(cfg *Config, a api, body []byte) (*request, error) {
 	var b requestBody
 	if err := unmarshal(body, &b); err != nil {
@@ -82,14 +175,14 @@ func parseRequest(cfg *Config, a api, body []byte) (*request, error) {
 	if err := checkModel(cfg, b.Model); err != nil {
 		return nil, err
 	}
-	r := &request{api: a, n: 1, faults: cfg.Faults}
+	r := &request{api: a, n: 1}
 	var err error
 	if a == chat {
 		var text string
 		text, err = renderChat(&b)
 		r.prompts = []prompt{textPrompt(text)}
 	} else {
-		r.prompts, err = completionPrompts(b.Prompt)
+		r.prompts, err = readPrompts("prompt", b.Prompt)
 	}
 	if err != nil {
 		return nil, err
@@ -111,39 +204,80 @@ func parseRequest(cfg *Config, a api, body []byte) (*request, error) {
 		r.usage = o.IncludeUsage != nil && *o.IncludeUsage
 		r.continuousUsage = r.usage && o.ContinuousUsageStats != nil && *o.ContinuousUsageStats
 	}
-	if x := b.Xargs; x != nil {
-		if x.Sim != nil {
-			r.faults = *x.Sim
-		}
-		r.raw = x.Raw
+	if err := b.xargs.apply(cfg, r); err != nil {
+		return nil, err
 	}
-	if err := r.faults.check(); err != nil {
-		return nil, badParameter("vllm_xargs", "%v", err)
+	if err := b.shape(r); err != nil {
+		return nil, err
 	}
-	if r.raw != nil {
-		if err := r.raw.check(); err != nil {
-			return nil, badParameter("vllm_xargs", "%v", err)
-		}
-	}
-	return r, r.limitOutput(cfg, &b)
-}
-
-// limitOutput decides how many tokens are generated and checks that they have
-// room beside the longest prompt.
-func (r *request) limitOutput(cfg *Config, b *requestBody) error {
 	name, asked := "max_tokens", b.MaxTokens
-	if r.api == chat && b.MaxCompletionTokens != nil {
+	if a == chat && b.MaxCompletionTokens != nil {
 		name, asked = "max_completion_tokens", b.MaxCompletionTokens
 	}
-	longest := 0
-	for _, p := range r.prompts {
-		longest = max(longest, p.tokens)
+	return r, r.limitOutput(cfg, name, asked, b.MinTokens)
+}
+
+// shape reads what the choices must look like.
+func (b *requestBody) shape(r *request) error {
+	if err := b.Others.refuse("logprobs", "top_logprobs", "prompt_logprobs", "echo", "suffix", "best_of", "use_beam_search",
+		"prompt_embeds", "return_token_ids", "return_tokens_as_token_ids", "include_stop_str_in_output", "chat_template",
+		"continue_final_message", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "functions", "function_call",
+		"truncate_prompt_tokens", "stop_token_ids", "bad_words", "allowed_token_ids"); err != nil {
+		return err
 	}
-	left := cfg.MaxModelLen - longest
-	if left < 1 {
-		return badParameter("input_tokens", "This model's maximum context length is %d tokens. "+
-			"However, your prompt has %d input tokens, which leaves no room for output. Please shorten it.",
-			cfg.MaxModelLen, longest)
+	var err error
+	if r.stop, err = readStop("stop", b.Stop); err != nil {
+		return err
+	}
+	if r.form, err = readForm(b.ResponseFormat, b.StructuredOutputs); err != nil {
+		return err
+	}
+	if r.api != chat {
+		return nil
+	}
+	tools, err := readTools(b.Tools)
+	if err != nil {
+		return err
+	}
+	answered := false
+	if m := *b.Messages; len(m) > 0 {
+		answered = m[len(m)-1].Role == "tool"
+	}
+	r.call, err = chooseTool(tools, b.ToolChoice, answered)
+	return err
+}
+
+// readStop reads the texts that end a choice: one or a list.
+func readStop(name string, v jsontext.Value) ([]string, error) {
+	var one string
+	var list []string
+	switch v.Kind() {
+	case jsontext.KindInvalid, 'n':
+		return nil, nil
+	case '"':
+		if json.Unmarshal(v, &one) == nil {
+			list = []string{one}
+		}
+	case '[':
+		if json.Unmarshal(v, &list) != nil {
+			list = []string{""}
+		}
+	default:
+		list = []string{""}
+	}
+	if slices.Contains(list, "") {
+		return nil, badParameter(name, "%s must be a string or a list of strings, none of them empty.", name)
+	}
+	return list, nil
+}
+
+// limitOutput decides how many tokens are generated at most and checks that
+// they have room beside the longest prompt. name is that of the parameter
+// asked.
+func (r *request) limitOutput(cfg *Config, name string, asked, least *int) error {
+	left, err := r.room(cfg)
+	if err != nil {
+		return err
 	}
 	r.finish = "length"
 	switch {
@@ -151,6 +285,8 @@ func (r *request) limitOutput(cfg *Config, b *requestBody) error {
 		r.output = *asked
 	case r.api == completions:
 		r.output = min(16, left)
+	case r.call != nil || r.form != nil:
+		r.output = left
 	case cfg.DefaultOutputTokens <= left:
 		r.output, r.finish = cfg.DefaultOutputTokens, "stop"
 	default:
@@ -159,12 +295,33 @@ func (r *request) limitOutput(cfg *Config, b *requestBody) error {
 	if r.output < 1 {
 		return badParameter(name, "%s must be at least 1, got %d.", name, r.output)
 	}
+	if least != nil {
+		if *least < 0 || asked != nil && *least > *asked {
+			return badParameter("min_tokens", "min_tokens must be between 0 and max_tokens, got %d.", *least)
+		}
+		r.output = max(r.output, *least)
+	}
 	if r.output > left {
 		return badParameter("input_tokens", "This model's maximum context length is %d tokens. "+
 			"However, %d output tokens were requested and the prompt has %d input tokens. Please ask for less or shorten the prompt.",
-			cfg.MaxModelLen, r.output, longest)
+			cfg.MaxModelLen, r.output, cfg.MaxModelLen-left)
 	}
 	return nil
+}
+
+// room returns how many tokens can follow the longest prompt.
+func (r *request) room(cfg *Config) (int, error) {
+	longest := 0
+	for i := range r.prompts {
+		longest = max(longest, r.prompts[i].tokens)
+	}
+	left := cfg.MaxModelLen - longest
+	if left < 1 {
+		return 0, badParameter("input_tokens", "This model's maximum context length is %d tokens. "+
+			"However, your prompt has %d input tokens, which leaves no room for output. Please shorten it.",
+			cfg.MaxModelLen, longest)
+	}
+	return left, nil
 }
 
 func checkModel(cfg *Config, model *string) error {
@@ -193,6 +350,9 @@ func renderChat(b *requestBody) (string, error) {
 				fmt.Sprintf("1 validation error: %v", err)}
 		}
 		text.WriteString("<|" + m.Role + "|>\n" + content + "\n")
+		if len(m.ToolCalls) > 0 && m.ToolCalls.Kind() != 'n' {
+			text.WriteString("<|tool_calls|>\n" + string(m.ToolCalls) + "\n")
+		}
 	}
 	text.WriteString("<|assistant|>\n")
 	return text.String(), nil
@@ -229,14 +389,14 @@ func contentText(v jsontext.Value) (string, error) {
 	return "", errors.New("content must be a string, a list or null")
 }
 
-// completionPrompts reads the four forms of a prompt: a text, a list of texts,
+// readPrompts reads the four forms of the prompts in the member name: a text, a list of texts,
 // a list of token ids, a list of such lists.
-func completionPrompts(v jsontext.Value) ([]prompt, error) {
-	wrong := &apiError{http.StatusBadRequest, "Bad Request", "prompt",
-		"1 validation error: prompt must be a string, a list of strings, a list of token ids or a list of such lists, and not empty"}
+func readPrompts(name string, v jsontext.Value) ([]prompt, error) {
+	wrong := &apiError{http.StatusBadRequest, "Bad Request", name,
+		"1 validation error: " + name + " must be a string, a list of strings, a list of token ids or a list of such lists, and not empty"}
 	switch v.Kind() {
 	case jsontext.KindInvalid, 'n':
-		return nil, missing("prompt")
+		return nil, missing(name)
 	case '"':
 		var s string
 		if json.Unmarshal(v, &s) != nil || s == "" {
@@ -270,14 +430,16 @@ func completionPrompts(v jsontext.Value) ([]prompt, error) {
 	return nil, wrong
 }
 
-func textPrompt(text string) prompt { return prompt{countTokens(text), hashText(text)} }
+func textPrompt(text string) prompt {
+	return prompt{tokens: countTokens(text), hash: hashText(text), text: text}
+}
 
 func idsPrompt(ids []int) prompt {
 	var text []byte
 	for _, id := range ids {
 		text = append(strconv.AppendInt(text, int64(id), 10), ' ')
 	}
-	return prompt{len(ids), hashText(string(text))}
+	return prompt{tokens: len(ids), hash: hashText(string(text)), given: ids}
 }
 
 // lenient reads JSON as Python does: the last of several equal names counts.
@@ -285,8 +447,8 @@ var lenient = jsontext.AllowDuplicateNames(true)
 
 // unmarshal reads a body. Its messages are made here: those of the JSON
 // package name Go types and change from process to process.
-func unmarshal(body []byte, into any) error {
-	err := json.Unmarshal(body, into, lenient)
+func unmarshal(body []byte, into any, options ...json.Options) error {
+	err := json.Unmarshal(body, into, append(options, lenient)...)
 	if err == nil {
 		return nil
 	}
@@ -300,6 +462,9 @@ func unmarshal(body []byte, into any) error {
 			where = "the body"
 		}
 		e.message = fmt.Sprintf("1 validation error: %s has a value of the wrong type or range", where)
+		if errors.Is(err, json.ErrUnknownName) {
+			e.message = fmt.Sprintf("1 validation error: %s is unknown", where)
+		}
 	}
 	return e
 }
@@ -311,6 +476,19 @@ type apiError struct {
 }
 
 func (e *apiError) Error() string { return e.message }
+
+// appendError appends the body that says e in a's shape. vLLM checks types
+// before it knows of Anthropic's shape.
+func (a api) appendError(dst []byte, e *apiError) []byte {
+	if a != messages || e.kind == "Bad Request" {
+		return e.appendBody(dst)
+	}
+	dst = append(dst, `{"type":"error","error":{"type":`...)
+	dst = appendString(dst, e.kind)
+	dst = append(dst, `,"message":`...)
+	dst = appendString(dst, e.message)
+	return append(dst, "}}"...)
+}
 
 // appendBody appends the body of the answer: the member code is the status.
 func (e *apiError) appendBody(dst []byte) []byte {

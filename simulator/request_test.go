@@ -1,6 +1,7 @@
 package simulator
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"net/http"
@@ -15,6 +16,10 @@ func FuzzRequest(f *testing.F) {
 		`{"prompt":["a",[1,2]],"stream":true,"stream_options":{"include_usage":true}}`,
 		`{"prompt":"x","vllm_xargs":{"sim":{"token_bytes":3},"sim_raw":{"chunks":1,"max":2}}}`,
 		`{"model":"\ud800","prompt":"\ud83d\ude00"}`, `{"max_tokens":1e99}`, `[`, `null`, "\xff",
+		`{"input":[{"role":"user","content":"x"},{"type":"function_call_output","output":"y"}],"tools":[{"type":"function","name":"f"}],"text":{"format":{"type":"json_object"}}}`,
+		`{"model":"sim","max_tokens":5,"messages":[{"role":"user","content":[{"type":"text","text":"x"}]}],"tools":[{"name":"f","input_schema":{}}],"tool_choice":{"type":"any"}}`,
+		`{"messages":[{"role":"user","content":"x"}],"tools":[{"type":"function","function":{"name":"f","parameters":{"properties":{"a":{"enum":[1,2]}}}}}],"stop":["a"]}`,
+		`{"text_1":"a","text_2":["b"],"query":"q","documents":["d"],"input":"x","dimensions":3}`,
 	} {
 		f.Add([]byte(body))
 	}
@@ -23,22 +28,37 @@ func FuzzRequest(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
-		for _, a := range []api{chat, completions} {
-			r, err := parseRequest(&cfg, a, body)
+		for path, parse := range routes {
+			r, err := parse(&cfg, body)
 			if err != nil {
 				e, ok := errors.AsType[*apiError](err)
-				if !ok || http.StatusText(e.status) == "" || !json.Valid(e.appendBody(nil)) {
-					t.Fatalf("refused with %v", err)
+				if !ok || http.StatusText(e.status) == "" || !json.Valid(messages.appendError(nil, e)) || !json.Valid(e.appendBody(nil)) {
+					t.Fatalf("%s refused with %v", path, err)
 				}
 				continue
 			}
-			if len(r.prompts) == 0 || r.n < 1 || len(r.prompts)*r.n > maxChoices || r.output < 1 || r.output > cfg.MaxModelLen {
-				t.Fatalf("accepted %+v", r)
+			if r.api != plain && (len(r.prompts) == 0 || r.n < 1 || len(r.prompts)*r.n > maxChoices || r.output < 1 || r.output > cfg.MaxModelLen) {
+				t.Fatalf("%s accepted %+v", path, r)
 			}
 			r.faults, r.output = Faults{}, min(r.output, 3)
 			answer := newAnswer(&cfg, r, "id", 1)
 			if whole := answer.appendBody(nil, 0); !json.Valid(whole) {
-				t.Fatalf("answered %s", whole)
+				t.Fatalf("%s answered %s", path, whole)
+			}
+			if !r.api.generates() {
+				continue
+			}
+			stream := answer.appendOpening(answer.appendPrelude(nil))
+			for i := range answer.choices {
+				for range answer.choices[i].seq.Output {
+					stream = answer.appendToken(stream, i)
+				}
+			}
+			for line := range bytes.Lines(answer.appendClosing(stream)) {
+				data, ok := bytes.CutPrefix(line, []byte("data: "))
+				if ok && string(data) != "[DONE]\n" && !json.Valid(data) {
+					t.Fatalf("%s streamed %s", path, line)
+				}
 			}
 		}
 	})

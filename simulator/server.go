@@ -2,7 +2,6 @@ package simulator
 
 import (
 	"context"
-	"encoding/json/v2"
 	"errors"
 	"fmt"
 	"io"
@@ -21,18 +20,39 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// routes are the paths that generate.
-var routes = map[string]api{"/v1/chat/completions": chat, "/v1/completions": completions}
+// routes are the paths of inference whose answer is a function of the body.
+var routes = map[string]parser{
+	"/v1/chat/completions":      parseAs(chat, parseRequest),
+	"/v1/completions":           parseAs(completions, parseRequest),
+	"/v1/responses":             parseResponses,
+	"/v1/messages":              parseMessages,
+	"/v1/messages/count_tokens": parseCountTokens,
+	"/v1/embeddings":            parseAs(embeddings, parsePooling),
+	"/pooling":                  parseAs(pooling, parsePooling),
+	"/classify":                 parseAs(classification, parsePooling),
+	"/score":                    parseScore,
+	"/v1/score":                 parseScore,
+	"/rerank":                   parseRerank,
+	"/v1/rerank":                parseRerank,
+	"/v2/rerank":                parseRerank,
+}
+
+// parseAs returns the parser of one of several routes that are read alike.
+func parseAs(a api, parse func(*Config, api, []byte) (*request, error)) parser {
+	return func(cfg *Config, body []byte) (*request, error) { return parse(cfg, a, body) }
+}
 
 // Server is a simulated engine behind HTTP. Start makes one, Close ends it.
 // Its methods may be called from any goroutine.
 type Server struct {
 	cfg      Config
-	latency  Latency
 	began    time.Time
 	metrics  *metrics
 	http     http.Server
-	listener net.Listener
+	listener *listener
+
+	vocabulary *vocabulary
+	faults     atomic.Pointer[faultSet]
 
 	// mu guards the engine, the plans of the sequences in it, and moved, which
 	// is memory for Depart's result.
@@ -62,9 +82,13 @@ func Start(cfg Config) (*Server, error) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &Server{
-		cfg: cfg, latency: cfg.latency(), began: time.Now(), cancel: cancel,
-		listener: listener{l.(*net.TCPListener)},
-		engine:   NewEngine(cfg.latency(), cfg.MaxNumSeqs),
+		cfg: cfg, began: time.Now(), cancel: cancel,
+		listener:   newListener(l.(*net.TCPListener)),
+		engine:     NewEngine(cfg.latency(), cfg.MaxNumSeqs),
+		vocabulary: newVocabulary(),
+	}
+	if err := s.SetFaults(cfg.Faults); err != nil {
+		panic("BUG: faults that were checked: " + err.Error())
 	}
 	s.metrics = newMetrics(s)
 	s.http = http.Server{
@@ -98,8 +122,9 @@ func (s *Server) Addr() string { return s.listener.Addr().String() }
 // URL is the address as clients write it.
 func (s *Server) URL() string { return "http://" + s.Addr() }
 
-// Running is the number of generating requests that were taken and whose
-// answer is not over.
+// Running is the number of requests to inference routes that were taken and
+// whose answer is not over. Those that the engine has no part in, such as
+// /tokenize, are not counted, here and below.
 func (s *Server) Running() int { return int(s.running.Load()) }
 
 // Finished is the number of answers sent to their end.
@@ -162,31 +187,46 @@ func requestID(r *http.Request) string {
 // handler returns the routes.
 func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
-	on := func(method, path string, h http.HandlerFunc) {
+	on := func(method, path string, h http.HandlerFunc, more ...string) {
+		methods := append([]string{method}, more...)
 		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Server", "uvicorn")
 			switch {
-			case s.cfg.APIKey != "" && strings.HasPrefix(path, "/v1/") && r.Header.Get("Authorization") != "Bearer "+s.cfg.APIKey:
+			case s.cfg.APIKey != "" && (strings.HasPrefix(path, "/v1/") || strings.HasPrefix(path, "/v2/")) && r.Header.Get("Authorization") != "Bearer "+s.cfg.APIKey:
 				writeJSON(w, http.StatusUnauthorized, []byte(`{"error":"Unauthorized"}`))
-			case r.Method != method:
-				w.Header().Set("Allow", method)
+			case !slices.Contains(methods, r.Method):
+				w.Header().Set("Allow", strings.Join(methods, ", "))
 				writeError(w, &apiError{http.StatusMethodNotAllowed, "Method Not Allowed", "", "Method Not Allowed"})
 			default:
 				h(w, r)
 			}
 		})
 	}
-	for path, a := range routes {
-		on("POST", path, s.generate(a))
+	for path, parse := range routes {
+		on("POST", path, s.infer(parse))
 	}
+	on("POST", "/tokenize", s.infer(s.tokenize))
+	on("POST", "/detokenize", s.infer(s.detokenize))
+	on("POST", "/v1/chat/completions/render", s.render(chat))
+	on("POST", "/v1/completions/render", s.render(completions))
+	on("POST", "/v1/audio/transcriptions", s.speech(transcription))
+	on("POST", "/v1/audio/translations", s.speech(translation))
+	on("GET", "/v1/responses/{id}", getResponse)
+	on("POST", "/v1/responses/{id}/cancel", getResponse)
 	on("GET", "/v1/models", s.models)
-	on("GET", "/health", func(http.ResponseWriter, *http.Request) {})
+	on("GET", "/health", s.healthy(func(http.ResponseWriter, *http.Request) {}))
+	on("GET", "/ping", s.healthy(func(http.ResponseWriter, *http.Request) {}), "POST")
 	on("GET", "/version", func(w http.ResponseWriter, _ *http.Request) {
 		writeJSON(w, http.StatusOK, []byte(`{"version":"`+version+`"}`))
 	})
-	on("GET", "/metrics", promhttp.HandlerFor(s.metrics.registry, promhttp.HandlerOpts{}).ServeHTTP)
-	on("POST", "/tokenize", s.tokenize)
+	on("GET", "/load", func(w http.ResponseWriter, _ *http.Request) {
+		writeJSON(w, http.StatusOK, fmt.Appendf(nil, `{"server_load":%d}`, s.Running()))
+	})
+	on("GET", "/server_info", s.info)
+	on("GET", "/metrics", s.healthy(promhttp.HandlerFor(s.metrics.registry, promhttp.HandlerOpts{}).ServeHTTP))
 	on("POST", "/sim/raw", s.raw)
+	mux.HandleFunc("GET /sim/faults", s.getFaults)
+	mux.HandleFunc("POST /sim/faults", s.postFaults)
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Server", "uvicorn")
 		writeError(w, &apiError{http.StatusNotFound, "Not Found", "", "Not Found"})
@@ -215,63 +255,35 @@ func (s *Server) models(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, http.StatusOK, append(out, `]}`...))
 }
 
-// tokenize serves POST /tokenize.
-func (s *Server) tokenize(w http.ResponseWriter, r *http.Request) {
-	body, err := readBody(w, r)
-	if err != nil {
-		writeError(w, err)
-		return
+// info serves GET /server_info, which vLLM has in its development mode only:
+// the configuration, as a text or as JSON.
+func (s *Server) info(w http.ResponseWriter, r *http.Request) {
+	type parallel struct {
+		DataParallelSize int `json:"data_parallel_size"`
 	}
-	out, err := tokenize(&s.cfg, body)
-	if err != nil {
-		writeError(w, err)
-		return
-	}
-	writeJSON(w, http.StatusOK, out)
-}
-
-// tokenize returns the body of the answer to a request of /tokenize.
-func tokenize(cfg *Config, body []byte) ([]byte, error) {
-	var b struct {
-		requestBody
-		Prompt          *string `json:"prompt"`
-		ReturnTokenStrs *bool   `json:"return_token_strs"`
-	}
-	if err := unmarshal(body, &b); err != nil {
-		return nil, err
-	}
-	if err := checkModel(cfg, b.Model); err != nil {
-		return nil, err
-	}
-	var text string
-	switch {
-	case b.Prompt != nil:
-		text = *b.Prompt
+	config := struct {
+		Model     string   `json:"model"`
+		MaxLen    int      `json:"max_model_len"`
+		MaxSeqs   int      `json:"max_num_seqs"`
+		BlockSize int      `json:"block_size"`
+		Blocks    int      `json:"num_gpu_blocks"`
+		Parallel  parallel `json:"parallel_config"`
+	}{s.cfg.ServedModelName[0], s.cfg.MaxModelLen, s.cfg.MaxNumSeqs, s.cfg.BlockSize, s.cfg.NumGPUBlocks, parallel{1}}
+	var shown any = config
+	switch format := r.URL.Query().Get("config_format"); format {
+	case "", "text":
+		shown = fmt.Sprintf("model=%s, max_model_len=%d, max_num_seqs=%d, block_size=%d, num_gpu_blocks=%d",
+			config.Model, config.MaxLen, config.MaxSeqs, config.BlockSize, config.Blocks)
+	case "json":
 	default:
-		var err error
-		if text, err = renderChat(&b.requestBody); err != nil {
-			return nil, err
-		}
+		writeError(w, invalid("config_format", "config_format must be text or json"))
+		return
 	}
-	answer := struct {
-		Count       int      `json:"count"`
-		MaxModelLen int      `json:"max_model_len"`
-		Tokens      []int    `json:"tokens"`
-		TokenStrs   []string `json:"token_strs"`
-	}{MaxModelLen: cfg.MaxModelLen, Tokens: []int{}}
-	if b.ReturnTokenStrs != nil && *b.ReturnTokenStrs {
-		answer.TokenStrs = []string{}
-	}
-	for text != "" {
-		n := nextToken(text)
-		answer.Tokens = append(answer.Tokens, tokenID(text[:n]))
-		if answer.TokenStrs != nil {
-			answer.TokenStrs = append(answer.TokenStrs, strings.ToValidUTF8(text[:n], "\ufffd"))
-		}
-		text = text[n:]
-	}
-	answer.Count = len(answer.Tokens)
-	return json.Marshal(&answer, json.FormatNilSliceAsNull(true))
+	writeJSON(w, http.StatusOK, appendJSON(nil, struct {
+		Config any            `json:"vllm_config"`
+		Env    map[string]any `json:"vllm_env"`
+		System map[string]any `json:"system_env"`
+	}{Config: shown}))
 }
 
 // raw serves POST /sim/raw.
@@ -314,12 +326,15 @@ func parseRaw(q url.Values) (Raw, error) {
 	return raw, errors.Join(errs...)
 }
 
-func writeError(w http.ResponseWriter, err error) {
+func writeError(w http.ResponseWriter, err error) { writeFailure(w, plain, err) }
+
+// writeFailure answers with an error in the shape of an API.
+func writeFailure(w http.ResponseWriter, a api, err error) {
 	e, ok := errors.AsType[*apiError](err)
 	if !ok {
 		e = &apiError{http.StatusInternalServerError, "InternalServerError", "", err.Error()}
 	}
-	writeJSON(w, e.status, e.appendBody(nil))
+	writeJSON(w, e.status, a.appendError(nil, e))
 }
 
 func writeJSON(w http.ResponseWriter, status int, body []byte) {

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -13,7 +12,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -87,6 +85,9 @@ func TestHTTP(t *testing.T) {
 			MaxModelLen: 1000, DefaultOutputTokens: 3, APIKey: "k"})
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			target, headers := d.CmdArgs[0].Key, ""
+			if v := d.CmdArgs[0].Vals; len(v) > 0 {
+				target += "=" + v[0]
+			}
 			for _, arg := range d.CmdArgs[1:] {
 				headers += arg.Key + ": " + arg.Vals[0] + "\r\n"
 			}
@@ -414,114 +415,6 @@ func TestManyLeave(t *testing.T) {
 	eventually(t, 2*time.Second, "no goroutine left", func() bool { return runtime.NumGoroutine() <= before })
 }
 
-func TestFaults(t *testing.T) {
-	s, c := start(t, Config{ZeroLatency: true}), client(t)
-	// f returns what a stream of ten tokens delivers and how it ends.
-	f := func(fault string) (events int, err error) {
-		t.Helper()
-		res := post(t, c, s, "/v1/completions", `{"prompt":"x","max_tokens":10,"stream":true,"vllm_xargs":{"sim":`+fault+`}}`)
-		body, err := io.ReadAll(res.Body)
-		return bytes.Count(body, []byte("data: {")), err
-	}
-	if n, err := f(`{"break":"fin","break_after":4}`); n != 4 || !errors.Is(err, io.ErrUnexpectedEOF) {
-		t.Errorf("fin: %d events, %v", n, err)
-	}
-	if n, err := f(`{"break":"fin","break_after":10}`); n != 10 || !errors.Is(err, io.ErrUnexpectedEOF) {
-		t.Errorf("fin at the end: %d events, %v", n, err)
-	}
-	if _, err := f(`{"break":"rst","break_after":4}`); !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("rst: %v", err)
-	}
-	if n, err := f(`{"break":"fin","break_after":11}`); n != 10 || err != nil {
-		t.Errorf("beyond the end: %d events, %v", n, err)
-	}
-
-	began := time.Now()
-	readAll(t, post(t, c, s, "/v1/completions", `{"prompt":"x","vllm_xargs":{"sim":{"head_delay_us":50000}}}`))
-	if d := time.Since(began); d < 50*time.Millisecond {
-		t.Errorf("delayed head after %v", d)
-	}
-
-	res := post(t, c, s, "/v1/completions", `{"prompt":"x","max_tokens":10,"stream":true,"vllm_xargs":{"sim":{"break":"stall","break_after":2}}}`)
-	lines := bufio.NewReader(res.Body)
-	for range 4 {
-		if _, err := lines.ReadString('\n'); err != nil {
-			t.Fatal(err)
-		}
-	}
-	time.Sleep(20 * time.Millisecond)
-	if s.Running() != 1 {
-		t.Fatalf("running %d, want the stalled one", s.Running())
-	}
-	res.Body.Close()
-	eventually(t, time.Second, "stalled one gone", func() bool { return s.Running() == 0 })
-
-	for _, size := range []int{10, 5000, 3 << 20} {
-		body := fmt.Sprintf(`{"messages":[],"vllm_xargs":{"sim":{"body_bytes":%d}}}`, size)
-		res := post(t, c, s, "/v1/chat/completions", body)
-		got := readAll(t, res)
-		if len(got) < size || size > 1000 && len(got) != size || int64(len(got)) != res.ContentLength || !json.Valid(got) {
-			t.Errorf("body of %d bytes, asked for %d, Content-Length %d", len(got), size, res.ContentLength)
-		}
-	}
-	res = post(t, c, s, "/v1/chat/completions", `{"messages":[],"vllm_xargs":{"sim":{"break":"fin","break_after":100}}}`)
-	if got, err := io.ReadAll(res.Body); len(got) != 100 || !errors.Is(err, io.ErrUnexpectedEOF) {
-		t.Errorf("body cut after %d bytes, %v", len(got), err)
-	}
-}
-
-// TestRaw: bytes that look like the end of a body arrive whole, however the
-// writes are cut, and the connection is used again.
-func TestRaw(t *testing.T) {
-	s, c := start(t, Config{ZeroLatency: true}), client(t)
-	fakes := 0
-	for seed := range uint64(40) {
-		raw := Raw{Seed: seed, Chunks: 50, Max: 1 + int(seed)*200, Split: seed%2 == 0, Length: []string{"chunked", "fixed", ""}[seed%3]}
-		want := AppendRaw(nil, raw)
-		fakes += bytes.Count(want, []byte("0\r\n\r\n"))
-		inBody, err := json.Marshal(map[string]any{"seed": raw.Seed, "chunks": raw.Chunks, "max": raw.Max, "split": raw.Split, "length": raw.Length})
-		if err != nil {
-			t.Fatal(err)
-		}
-		query := fmt.Sprintf("/sim/raw?seed=%d&chunks=%d&max=%d&length=%s&split=%d", raw.Seed, raw.Chunks, raw.Max, raw.Length, 1-seed%2)
-		for _, res := range []*http.Response{
-			post(t, c, s, query, ""),
-			post(t, c, s, "/v1/chat/completions", fmt.Sprintf(`{"messages":[],"vllm_xargs":{"sim_raw":%s}}`, inBody)),
-		} {
-			if got := readAll(t, res); !bytes.Equal(got, want) {
-				t.Fatalf("%+v: %d bytes arrived, want %d", raw, len(got), len(want))
-			}
-			if fixed := res.ContentLength >= 0; fixed != (raw.Length == "fixed") {
-				t.Fatalf("%+v: Content-Length %d", raw, res.ContentLength)
-			}
-		}
-	}
-	if fakes < 100 {
-		t.Errorf("only %d fake ends", fakes)
-	}
-	if s.Accepted() != 2 {
-		t.Errorf("%d connections, want the two used in turn", s.Accepted())
-	}
-}
-
-func TestRawFailure(t *testing.T) {
-	s, c := start(t, Config{}), client(t)
-	f := func(query, want string) {
-		t.Helper()
-		res := post(t, c, s, "/sim/raw?"+query, "")
-		if body := readAll(t, res); res.StatusCode != 400 || !bytes.Contains(body, []byte(want)) {
-			t.Errorf("%s: %d %s, want %s", query, res.StatusCode, body, want)
-		}
-	}
-	f("chunks=-1", "chunks")
-	f("chunks=two", "chunks")
-	f("max=0", "max at least 1")
-	f("chunks=1000000&max=1000000", "chunks times max")
-	f("length=long", "length must be chunked or fixed")
-	f("break=bang", "break must be")
-	f("interval_us=999999999999", "interval_us")
-}
-
 func TestIdleConnectionIsClosed(t *testing.T) {
 	s := start(t, Config{ZeroLatency: true, TimeoutKeepAliveS: 1})
 	conn, err := net.Dial("tcp", s.Addr())
@@ -619,7 +512,7 @@ func TestConfigFailure(t *testing.T) {
 	f(Config{MaxModelLen: 1, BlockSize: -1}, "block-size")
 	f(Config{PrefillA: -1}, "prefill-a")
 	f(Config{TimePerOutputToken: -1}, "time-per-output-token must not be negative")
-	f(Config{Faults: Faults{Break: "bang"}}, `break must be stall, fin or rst, not "bang"`)
+	f(Config{Faults: Faults{Break: "bang"}}, `break must be stall, fin, rst, chunk or error, not "bang"`)
 	f(Config{Host: "not an address"}, "not an address")
 	s := start(t, Config{})
 	var port int

@@ -1,9 +1,11 @@
 package simulator
 
 import (
+	"bytes"
 	"encoding/json/jsontext"
 	"strconv"
 	"strings"
+	"sync"
 	"unicode/utf8"
 )
 
@@ -54,6 +56,70 @@ const vocabularySize = 128000
 // tokenID returns the number of a token. Different tokens may share one.
 func tokenID(token string) int {
 	return int(hashText(token) % vocabularySize)
+}
+
+// tokenIDs returns the numbers of the tokens of text.
+func tokenIDs(text string) []int {
+	ids := []int{}
+	for text != "" {
+		n := nextToken(text)
+		ids = append(ids, tokenID(text[:n]))
+		text = text[n:]
+	}
+	return ids
+}
+
+// tokensOf returns the tokens of text.
+func tokensOf(text string) []string {
+	var tokens []string
+	for text != "" {
+		n := nextToken(text)
+		tokens = append(tokens, text[:n])
+		text = text[n:]
+	}
+	return tokens
+}
+
+// vocabulary is which token a number stands for, as far as this server has
+// told anybody: the model's own words and what it has tokenised. Of tokens that
+// share a number it is the one told last. Its methods may be called from any
+// goroutine.
+type vocabulary struct {
+	mu    sync.Mutex // guards texts
+	texts map[int]string
+}
+
+func newVocabulary() *vocabulary {
+	v := &vocabulary{texts: map[int]string{}}
+	for _, w := range words {
+		v.texts[tokenID(w.text)] = w.text
+	}
+	return v
+}
+
+// learn notes the tokens of text.
+func (v *vocabulary) learn(text string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, t := range tokensOf(text) {
+		v.texts[tokenID(t)] = strings.Clone(t)
+	}
+}
+
+// text returns the text of token ids. A number that stands for no token known
+// is shown as such.
+func (v *vocabulary) text(ids []int) string {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	var b strings.Builder
+	for _, id := range ids {
+		if t, ok := v.texts[id]; ok {
+			b.WriteString(t)
+		} else {
+			b.WriteString("<|" + strconv.Itoa(id) + "|>")
+		}
+	}
+	return b.String()
 }
 
 // words is what the model can say. Each is exactly one token when it begins at
@@ -128,6 +194,40 @@ func (v voice) text(n int) string {
 		}
 	}
 	return b.String()
+}
+
+// until returns the first n tokens, cut where the first of the stop texts
+// begins, and that stop text, or "" if there is none in them. The token that
+// completes it is the last one and counts, though nothing of it may be left.
+func (v voice) until(n int, stops []string) (tokens []string, stopped string) {
+	var said []byte
+	cut := -1
+	var starts []int
+	for k := range n {
+		starts = append(starts, len(said))
+		said = appendX(append(said, v.word(k).text...), v.padding(k))
+		for _, s := range stops {
+			// It can begin no earlier than would have been found before.
+			from := max(0, starts[k]-len(s)+1)
+			if i := bytes.Index(said[from:], []byte(s)); i >= 0 && (cut < 0 || from+i < cut) {
+				cut, stopped = from+i, s
+			}
+		}
+		if cut >= 0 {
+			break
+		}
+	}
+	if cut < 0 {
+		return nil, ""
+	}
+	for k, start := range starts {
+		end := len(said)
+		if k+1 < len(starts) {
+			end = starts[k+1]
+		}
+		tokens = append(tokens, string(said[min(start, cut):min(end, cut)]))
+	}
+	return tokens, stopped
 }
 
 // appendEscaped appends token k as it stands inside a JSON string.

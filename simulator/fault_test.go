@@ -1,0 +1,347 @@
+package simulator
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+func TestFaults(t *testing.T) {
+	s, c := start(t, Config{ZeroLatency: true}), client(t)
+	// f returns what a stream of ten tokens delivers and how it ends.
+	f := func(fault string) (events int, err error) {
+		t.Helper()
+		res := post(t, c, s, "/v1/completions", `{"prompt":"x","max_tokens":10,"stream":true,"vllm_xargs":{"sim":`+fault+`}}`)
+		body, err := io.ReadAll(res.Body)
+		return bytes.Count(body, []byte("data: {")), err
+	}
+	if n, err := f(`{"break":"fin","break_after":4}`); n != 4 || !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("fin: %d events, %v", n, err)
+	}
+	if n, err := f(`{"break":"fin","break_after":10}`); n != 10 || !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("fin at the end: %d events, %v", n, err)
+	}
+	if _, err := f(`{"break":"rst","break_after":4}`); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("rst: %v", err)
+	}
+	if n, err := f(`{"break":"fin","break_after":11}`); n != 10 || err != nil {
+		t.Errorf("beyond the end: %d events, %v", n, err)
+	}
+
+	began := time.Now()
+	readAll(t, post(t, c, s, "/v1/completions", `{"prompt":"x","vllm_xargs":{"sim":{"head_delay_us":50000}}}`))
+	if d := time.Since(began); d < 50*time.Millisecond {
+		t.Errorf("delayed head after %v", d)
+	}
+
+	res := post(t, c, s, "/v1/completions", `{"prompt":"x","max_tokens":10,"stream":true,"vllm_xargs":{"sim":{"break":"stall","break_after":2}}}`)
+	lines := bufio.NewReader(res.Body)
+	for range 4 {
+		if _, err := lines.ReadString('\n'); err != nil {
+			t.Fatal(err)
+		}
+	}
+	time.Sleep(20 * time.Millisecond)
+	if s.Running() != 1 {
+		t.Fatalf("running %d, want the stalled one", s.Running())
+	}
+	res.Body.Close()
+	eventually(t, time.Second, "stalled one gone", func() bool { return s.Running() == 0 })
+
+	for _, size := range []int{10, 5000, 3 << 20} {
+		body := fmt.Sprintf(`{"messages":[],"vllm_xargs":{"sim":{"body_bytes":%d}}}`, size)
+		res := post(t, c, s, "/v1/chat/completions", body)
+		got := readAll(t, res)
+		if len(got) < size || size > 1000 && len(got) != size || int64(len(got)) != res.ContentLength || !json.Valid(got) {
+			t.Errorf("body of %d bytes, asked for %d, Content-Length %d", len(got), size, res.ContentLength)
+		}
+	}
+	res = post(t, c, s, "/v1/chat/completions", `{"messages":[],"vllm_xargs":{"sim":{"break":"fin","break_after":100}}}`)
+	if got, err := io.ReadAll(res.Body); len(got) != 100 || !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("body cut after %d bytes, %v", len(got), err)
+	}
+}
+
+// ask sends one request on a connection of its own and returns all that comes
+// back and how the connection ends.
+func ask(t *testing.T, s *Server, path, body string) (string, error) {
+	t.Helper()
+	c, err := net.Dial("tcp", s.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := c.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: sim\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s", path, len(body), body)
+	got, err := io.ReadAll(c)
+	return string(got), err
+}
+
+// TestAnswersThatFail: what keeps a request from a whole answer, asked for by
+// the request, by the server's configuration and while it runs.
+func TestAnswersThatFail(t *testing.T) {
+	const stream, body = `"max_tokens":3,"stream":true`, `"max_tokens":3`
+	const event = `data: {"error":{"message":"The simulated engine was told to fail with status 500.","type":"InternalServerError","param":null,"code":500}}` + "\n\n\r\n"
+	for _, c := range []struct {
+		fault  string
+		f      Faults
+		tail   string
+		begins string
+		ends   string
+		err    error
+	}{
+		{`{"status":503}`, Faults{Status: 503}, body, "HTTP/1.1 503 Service Unavailable\r\n", `"type":"ServiceUnavailableError","param":null,"code":503}}`, nil},
+		{`{"status":502}`, Faults{Status: 502}, stream, "HTTP/1.1 502 Bad Gateway\r\n", `"type":"BadGatewayError","param":null,"code":502}}`, nil},
+		{`{"status":429}`, Faults{Status: 429}, body, "HTTP/1.1 429 Too Many Requests\r\n", `"type":"TooManyRequestsError","param":null,"code":429}}`, nil},
+		{`{"status":500}`, Faults{Status: 500}, body, "HTTP/1.1 500 Internal Server Error\r\n", `"type":"InternalServerError","param":null,"code":500}}`, nil},
+		{`{"close_before_head":"fin"}`, Faults{CloseBeforeHead: "fin"}, body, "", "", nil},
+		{`{"close_before_head":"rst"}`, Faults{CloseBeforeHead: "rst"}, stream, "", "", syscall.ECONNRESET},
+		{`{"garbage":true}`, Faults{Garbage: true}, body, garbage, garbage, nil},
+		{`{"break":"chunk","break_after":1}`, Faults{Break: "chunk", BreakAfter: 1}, stream, "HTTP/1.1 200 OK\r\n", "}\n\n\r\n" + badChunk, nil},
+		{`{"break":"chunk","break_after":9}`, Faults{Break: "chunk", BreakAfter: 9}, body, "HTTP/1.1 200 OK\r\n", "\r\n9\r\n{\"id\":\"cm\r\n" + badChunk, nil},
+		{`{"break":"error","break_after":1}`, Faults{Break: "error", BreakAfter: 1}, stream, "HTTP/1.1 200 OK\r\n", event + "e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n", nil},
+		{`{"break":"error"}`, Faults{Break: "error"}, body, "HTTP/1.1 500 Internal Server Error\r\n", `"code":500}}`, nil},
+		{`{"length_excess":7}`, Faults{LengthExcess: 7}, body, "HTTP/1.1 200 OK\r\n", `"metrics":null}`, nil},
+	} {
+		check := func(how string, s *Server, xargs string) {
+			t.Helper()
+			got, err := ask(t, s, "/v1/completions", `{"prompt":"x",`+c.tail+xargs+`}`)
+			if !errors.Is(err, c.err) || !strings.HasPrefix(got, c.begins) || !strings.HasSuffix(got, c.ends) || c.begins == "" && got != "" {
+				t.Errorf("%s by %s: %q, %v", c.fault, how, got, err)
+			}
+			if c.f.LengthExcess > 0 {
+				head, sent, _ := strings.Cut(got, "\r\n\r\n")
+				if want := fmt.Sprintf("Content-Length: %d\r\n", len(sent)+7); !strings.Contains(head, want) {
+					t.Errorf("%s by %s: no %q in %q", c.fault, how, want, head)
+				}
+			}
+			eventually(t, 5*time.Second, "the request is over", func() bool { return s.Running() == 0 && s.Load() == Load{} })
+		}
+		// A file of faults is the same as that text in a request.
+		s := start(t, Config{ZeroLatency: true})
+		check("request", s, `,"vllm_xargs":{"sim":`+c.fault+`}`)
+		if got, err := ask(t, s, "/v1/completions", `{"prompt":"x"}`); err != nil || !strings.HasSuffix(got, `"metrics":null}`) {
+			t.Errorf("after %s: %q, %v", c.fault, got, err)
+		}
+		if res := post(t, client(t), s, "/sim/faults", c.fault); res.StatusCode != 200 {
+			t.Fatalf("%s: %s", c.fault, readAll(t, res))
+		}
+		if s.Faults() != c.f {
+			t.Errorf("%s became %+v", c.fault, s.Faults())
+		}
+		check("run time", s, "")
+		check("configuration", start(t, Config{ZeroLatency: true, Faults: c.f}), "")
+	}
+}
+
+// TestSomeRequestsFail: the first ones find a server that fails, those after
+// them one that does not, and those with faults of their own are not counted.
+func TestSomeRequestsFail(t *testing.T) {
+	s, c := start(t, Config{ZeroLatency: true}), client(t)
+	if err := s.SetFaults(Faults{Status: 503, FailRequests: 2}); err != nil {
+		t.Fatal(err)
+	}
+	var got []int
+	for _, body := range []string{`{"prompt":"x"}`, `{"prompt":"x","vllm_xargs":{"sim":{"status":500}}}`, `{"prompt":"x"}`, `{"prompt":"x"}`} {
+		got = append(got, post(t, c, s, "/v1/completions", body).StatusCode)
+	}
+	if want := []int{503, 500, 503, 200}; fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	if s.Aborted() != 3 || s.Finished() != 1 {
+		t.Errorf("aborted %d, finished %d", s.Aborted(), s.Finished())
+	}
+}
+
+// TestHang: a request that is never answered counts as running until its
+// client leaves.
+func TestHang(t *testing.T) {
+	s := start(t, Config{ZeroLatency: true, Faults: Faults{Hang: true}})
+	c, err := net.Dial("tcp", s.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	io.WriteString(c, "POST /v1/completions HTTP/1.1\r\nHost: sim\r\nContent-Length: 14\r\n\r\n{\"prompt\":\"x\"}")
+	eventually(t, 5*time.Second, "it runs", func() bool { return s.Running() == 1 })
+	c.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
+	if n, err := c.Read(make([]byte, 1)); n > 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("%d bytes, %v", n, err)
+	}
+	c.Close()
+	eventually(t, 5*time.Second, "it does not", func() bool { return s.Running() == 0 && s.Aborted() == 1 })
+}
+
+func TestHealthFails(t *testing.T) {
+	s, c := start(t, Config{ZeroLatency: true}), client(t)
+	get := func(path string, want int) {
+		t.Helper()
+		res, err := c.Get(s.URL() + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer res.Body.Close()
+		if res.StatusCode != want {
+			t.Errorf("%s: %d, want %d", path, res.StatusCode, want)
+		}
+	}
+	pages := []string{"/health", "/ping", "/metrics"}
+	for _, p := range pages {
+		get(p, 200)
+	}
+	if err := s.SetFaults(Faults{HealthStatus: 503}); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range pages {
+		get(p, 503)
+	}
+	get("/v1/models", 200)
+	if err := s.SetFaults(Faults{HealthHang: true}); err != nil {
+		t.Fatal(err)
+	}
+	hasty := &http.Client{Transport: c.Transport, Timeout: 50 * time.Millisecond}
+	for _, p := range pages {
+		if res, err := hasty.Get(s.URL() + p); err == nil {
+			res.Body.Close()
+			t.Errorf("%s is answered with %d", p, res.StatusCode)
+		}
+	}
+}
+
+// TestRefuse: for a while nobody is let in, while those inside stay.
+func TestRefuse(t *testing.T) {
+	s, c := start(t, Config{ZeroLatency: true}), client(t)
+	readAll(t, post(t, c, s, "/v1/completions", `{"prompt":"x"}`)) // an open connection
+	dial := func() error {
+		conn, err := net.Dial("tcp", s.Addr())
+		if err == nil {
+			conn.Close()
+		}
+		return err
+	}
+	if err := s.SetFaults(Faults{RefuseMS: 3600000}); err != nil {
+		t.Fatal(err)
+	}
+	if err := dial(); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Fatalf("dialled: %v", err)
+	}
+	readAll(t, post(t, c, s, "/v1/completions", `{"prompt":"x"}`))
+	if s.Accepted() != 1 {
+		t.Errorf("%d connections", s.Accepted())
+	}
+	if err := s.SetFaults(Faults{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 10*time.Second, "it listens", func() bool { return dial() == nil })
+
+	if err := s.SetFaults(Faults{RefuseMS: 50}); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	eventually(t, 10*time.Second, "it listens by itself", func() bool { return dial() == nil })
+	if d := time.Since(began); d < 45*time.Millisecond {
+		t.Errorf("it listened after %v", d)
+	}
+	// A server that refuses can be closed.
+	if err := s.SetFaults(Faults{RefuseMS: 3600000}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestSlow(t *testing.T) {
+	s, c := start(t, Config{PrefillD: 1000, TimePerOutputToken: time.Millisecond}), client(t)
+	began := time.Now()
+	readAll(t, post(t, c, s, "/v1/completions", `{"prompt":"x","max_tokens":11,"stream":true,"vllm_xargs":{"sim":{"slow":20}}}`))
+	if d := time.Since(began); d < 220*time.Millisecond {
+		t.Errorf("twenty times as slow: %v, want 220 ms", d)
+	}
+}
+
+func TestFaultsFailure(t *testing.T) {
+	s, c := start(t, Config{}), client(t)
+	f := func(body, want string) {
+		t.Helper()
+		res := post(t, c, s, "/sim/faults", body)
+		if got := readAll(t, res); res.StatusCode != 400 || !bytes.Contains(got, []byte(want)) {
+			t.Errorf("%s: %d %s, want %s", body, res.StatusCode, got, want)
+		}
+	}
+	f(`{"slow":-1}`, "slow must be")
+	f(`{"length_excess":-1}`, "length_excess must be")
+	f(`{"close_before_head":"bang"}`, "close_before_head must be")
+	f(`{"health_status":200}`, "between 400 and 599")
+	f(`{"status":600}`, "between 400 and 599")
+	f(`{"fail_requests":-1}`, "fail_requests must not")
+	f(`{"refuse_ms":-1}`, "refuse_ms must be")
+	f(`{"break":"x"}`, "break must be")
+	f(`{"brake":"fin"}`, "brake is unknown")
+	f(`[]`, "wrong type")
+	if s.Faults() != (Faults{}) {
+		t.Errorf("refused faults are there: %+v", s.Faults())
+	}
+}
+
+// TestRaw: bytes that look like the end of a body arrive whole, however the
+// writes are cut, and the connection is used again.
+func TestRaw(t *testing.T) {
+	s, c := start(t, Config{ZeroLatency: true}), client(t)
+	fakes := 0
+	for seed := range uint64(40) {
+		raw := Raw{Seed: seed, Chunks: 50, Max: 1 + int(seed)*200, Split: seed%2 == 0, Length: []string{"chunked", "fixed", ""}[seed%3]}
+		want := AppendRaw(nil, raw)
+		fakes += bytes.Count(want, []byte("0\r\n\r\n"))
+		inBody, err := json.Marshal(map[string]any{"seed": raw.Seed, "chunks": raw.Chunks, "max": raw.Max, "split": raw.Split, "length": raw.Length})
+		if err != nil {
+			t.Fatal(err)
+		}
+		query := fmt.Sprintf("/sim/raw?seed=%d&chunks=%d&max=%d&length=%s&split=%d", raw.Seed, raw.Chunks, raw.Max, raw.Length, 1-seed%2)
+		for _, res := range []*http.Response{
+			post(t, c, s, query, ""),
+			post(t, c, s, "/v1/chat/completions", fmt.Sprintf(`{"messages":[],"vllm_xargs":{"sim_raw":%s}}`, inBody)),
+		} {
+			if got := readAll(t, res); !bytes.Equal(got, want) {
+				t.Fatalf("%+v: %d bytes arrived, want %d", raw, len(got), len(want))
+			}
+			if fixed := res.ContentLength >= 0; fixed != (raw.Length == "fixed") {
+				t.Fatalf("%+v: Content-Length %d", raw, res.ContentLength)
+			}
+		}
+	}
+	if fakes < 100 {
+		t.Errorf("only %d fake ends", fakes)
+	}
+	if s.Accepted() != 2 {
+		t.Errorf("%d connections, want the two used in turn", s.Accepted())
+	}
+}
+
+func TestRawFailure(t *testing.T) {
+	s, c := start(t, Config{}), client(t)
+	f := func(query, want string) {
+		t.Helper()
+		res := post(t, c, s, "/sim/raw?"+query, "")
+		if body := readAll(t, res); res.StatusCode != 400 || !bytes.Contains(body, []byte(want)) {
+			t.Errorf("%s: %d %s, want %s", query, res.StatusCode, body, want)
+		}
+	}
+	f("chunks=-1", "chunks")
+	f("chunks=two", "chunks")
+	f("max=0", "max at least 1")
+	f("chunks=1000000&max=1000000", "chunks times max")
+	f("length=long", "length must be chunked or fixed")
+	f("break=bang", "break must be")
+	f("break=error", "no break")
+	f("break=chunk&length=fixed", "no break")
+	f("interval_us=999999999999", "interval_us")
+}
