@@ -25,11 +25,6 @@ import (
 	"github.com/inferrail/inferrail/simulator"
 )
 
-// agentHasKeys says that the agent asks for the API keys of its configuration
-// and keeps their limits. The suites leave out what needs them while it is
-// false.
-const agentHasKeys = false
-
 // The SDKs that are tested, installed once into the user's cache.
 const (
 	pythonSDK = "3.57.0"
@@ -199,11 +194,9 @@ func sdkConfig(t *testing.T) string {
 		return hex.EncodeToString(sum[:])
 	}
 	// Engines that are told to fail are not to be taken out.
-	text := fmt.Sprintf("health: {ejection_failures: 100000}\nserver:\n  max_body_bytes: %d\n", sdkBodyBytes)
-	if agentHasKeys {
-		text += fmt.Sprintf("  api_keys:\n  - {name: suite, sha256: %s}\n  - {name: few, sha256: %s, requests_per_minute: 60}\n",
-			hash(sdkKey), hash(sdkLimitedKey))
-	}
+	text := fmt.Sprintf("health: {ejection_failures: 100000}\nserver:\n  max_body_bytes: %d\n"+
+		"  api_keys:\n  - {name: suite, sha256: %s}\n  - {name: few, sha256: %s, requests_per_minute: 60}\n",
+		sdkBodyBytes, hash(sdkKey), hash(sdkLimitedKey))
 	file := filepath.Join(t.TempDir(), "inferrail.yaml")
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
@@ -327,7 +320,7 @@ func (s *site) suite(k sdk) {
 		t.Fatal(err)
 	}
 	told, err := json.Marshal(map[string]any{
-		"base_url": s.base, "control": s.control(), "key": sdkKey, "limited_key": sdkLimitedKey, "keys": agentHasKeys,
+		"base_url": s.base, "control": s.control(), "key": sdkKey, "limited_key": sdkLimitedKey,
 		"audio": audio, "max_body_bytes": sdkBodyBytes, "replicas": []string{"e0", "e1"}, "module": k.module,
 	})
 	if err != nil {
