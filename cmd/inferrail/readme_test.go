@@ -11,30 +11,33 @@ import (
 	"github.com/inferrail/inferrail/agent"
 )
 
-// What the README points to is there, and it tells of every configuration key.
+// What the READMEs point to is there.
 func TestReadme(t *testing.T) {
-	data, err := os.ReadFile("../../README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	readme := string(data)
-	links := regexp.MustCompile(`\]\(([^)#]+)\)`).FindAllStringSubmatch(readme, -1)
-	if len(links) < 10 {
-		t.Errorf("only %d links found", len(links))
-	}
-	for _, link := range links {
-		if strings.Contains(link[1], "://") {
-			continue
+	for _, file := range []string{"README.md", "agent/README.md"} {
+		readme := read(t, file)
+		links := regexp.MustCompile(`\]\(([^)#]+)\)`).FindAllStringSubmatch(readme, -1)
+		if file == "README.md" && len(links) < 10 {
+			t.Errorf("%s: only %d links found", file, len(links))
 		}
-		if _, err := os.Stat(filepath.Join("../..", link[1])); err != nil {
-			t.Errorf("a link leads nowhere: %v", err)
+		for _, link := range links {
+			if strings.Contains(link[1], "://") {
+				continue
+			}
+			if _, err := os.Stat(filepath.Join("../..", filepath.Dir(file), link[1])); err != nil {
+				t.Errorf("%s: a link leads nowhere: %v", file, err)
+			}
 		}
-	}
-	for _, target := range regexp.MustCompile(`make ([a-z-]+)`).FindAllStringSubmatch(readme, -1) {
-		if !strings.Contains(makefile(t), "\n"+target[1]+":") && target[1] != "and" {
-			t.Errorf("no target for %q", target[0])
+		for _, target := range regexp.MustCompile(`make ([a-z-]+)`).FindAllStringSubmatch(readme, -1) {
+			if !strings.Contains(read(t, "Makefile"), "\n"+target[1]+":") && target[1] != "and" {
+				t.Errorf("%s: no target for %q", file, target[0])
+			}
 		}
 	}
+}
+
+// The agent's README tells of every configuration key.
+func TestReadmeHasEveryKey(t *testing.T) {
+	readme := read(t, "agent/README.md")
 	keys := configKeys(reflect.TypeFor[agent.Config](), "")
 	if len(keys) < 20 {
 		t.Errorf("only %d configuration keys found: %v", len(keys), keys)
@@ -48,14 +51,14 @@ func TestReadme(t *testing.T) {
 		row := regexp.MustCompile("(?m)^\\| `" + regexp.QuoteMeta(section) + "[^|]*`" + `[^|]*\b` + regexp.QuoteMeta(last) + "`[^|]*\\|")
 		short := regexp.MustCompile("(?m)^\\| `" + regexp.QuoteMeta(key) + "`")
 		if !row.MatchString(readme) && !short.MatchString(readme) {
-			t.Errorf("the configuration key %s is not in the README's table", key)
+			t.Errorf("the configuration key %s is not in the table", key)
 		}
 	}
 }
 
-func makefile(t *testing.T) string {
+func read(t *testing.T, file string) string {
 	t.Helper()
-	data, err := os.ReadFile("../../Makefile")
+	data, err := os.ReadFile("../../" + file)
 	if err != nil {
 		t.Fatal(err)
 	}
