@@ -115,16 +115,16 @@ func (p *process) line(ctx context.Context, timeout time.Duration) (string, erro
 	}
 }
 
-// report reads the ClientReport that follows a stop.
-func (p *process) report(ctx context.Context) (r ClientReport, err error) {
+// report reads the line of JSON that follows a stop into r.
+func (p *process) report(ctx context.Context, r any) error {
 	s, err := p.line(ctx, startTimeout)
 	if err != nil {
-		return r, err
+		return err
 	}
-	if err := json.Unmarshal([]byte(s), &r); err != nil {
-		return r, fmt.Errorf("%s reported %q: %w", p.name, s, err)
+	if err := json.Unmarshal([]byte(s), r); err != nil {
+		return fmt.Errorf("%s reported %q: %w", p.name, s, err)
 	}
-	return r, nil
+	return nil
 }
 
 // command writes a line to a worker.
