@@ -99,13 +99,15 @@ func (r *GatewayReport) row(contestant string, rate int) (row GatewayRow, ok boo
 		}
 		row.Bad += m.Bad
 		row.Lost += m.Lost
-		row.Unanswered += m.Unanswered
 	}
 	if len(all) == 0 {
 		return row, false
 	}
 	if len(quiet) > 0 {
 		all, row.Noisy = quiet, false
+	}
+	for _, c := range all {
+		row.Unanswered += c.run.Unanswered
 	}
 	over := func(f func(*CallRun) float64) float64 {
 		values := make([]float64, len(all))
