@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -73,7 +74,7 @@ func testAgent(behaviour string, args []string) error {
 			b := make([]byte, 4096)
 			for {
 				n, err := engine.Read(b)
-				if err != nil {
+				if err != nil || behaviour == "models" && !bytes.Contains(b[:n], []byte("owned_by")) {
 					return
 				}
 				if reads.Add(1) > 1000 {

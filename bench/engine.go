@@ -44,8 +44,8 @@ type engineConn struct {
 	part   int // bytes sent of the chunk, or of responseEnd when n == want
 }
 
-// runEngine serves on all addrs until the process is killed. Each stream gets
-// rate chunks a second.
+// runEngine serves on all addrs until the process is killed, and says "ready"
+// when it does. Each stream gets rate chunks a second.
 func runEngine(addrs []string, rate float64) error {
 	if !(rate > 0 && rate <= 1000) {
 		return fmt.Errorf("rate %v: must be above 0 and at most 1000 chunks a second", rate)
@@ -66,6 +66,7 @@ func runEngine(addrs []string, rate float64) error {
 			return err
 		}
 	}
+	fmt.Println("ready")
 	return e.serve(period / slots)
 }
 

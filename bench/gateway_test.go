@@ -206,6 +206,14 @@ func TestGatewayRunFailsWithTheAgent(t *testing.T) {
 	f("refuse", "copy: did not start", "this agent does not want to")
 }
 
+func TestGatewayRunFailsWhenNothingIsAnswered(t *testing.T) {
+	g, _ := newGateway(t, "copy")
+	g.Agent = []string{os.Args[0], "test-agent", "models"}
+	if err := g.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "copy: the load did not start") || !strings.Contains(err.Error(), "connection ended") {
+		t.Errorf("%v", err)
+	}
+}
+
 func TestGatewayRunGoesOnWithoutARouter(t *testing.T) {
 	g, out := newGateway(t, "direct", "sglang-router")
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())

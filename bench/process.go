@@ -115,6 +115,15 @@ func (p *process) line(ctx context.Context, timeout time.Duration) (string, erro
 	}
 }
 
+// awaitReady waits until a worker says "ready".
+func (p *process) awaitReady(ctx context.Context) error {
+	s, err := p.line(ctx, startTimeout)
+	if err == nil && s != "ready" {
+		err = fmt.Errorf("%s said %q instead of ready", p.name, s)
+	}
+	return err
+}
+
 // report reads the line of JSON that follows a stop into r.
 func (p *process) report(ctx context.Context, r any) error {
 	s, err := p.line(ctx, startTimeout)

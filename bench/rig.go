@@ -45,6 +45,10 @@ func (r *rig) start(ctx context.Context, c *contestant, s setup, rate float64) (
 	if err != nil {
 		return err
 	}
+	// A proxy that finds an engine closed may leave it out for a while.
+	if err := r.engine.awaitReady(ctx); err != nil {
+		return err
+	}
 	if c.command != nil {
 		s.dir = r.dir
 		command, err := c.command(s)
@@ -81,25 +85,26 @@ func (r *rig) close() (clean bool) {
 
 // startClient starts a worker on the client host and returns when it has been
 // ready for as long as warm. The caller stops it.
-func (r *rig) startClient(ctx context.Context, warm time.Duration, args ...string) (client *process, err error) {
-	if client, err = startWorker(r.network.client, r.dir, "client", args...); err != nil {
+func (r *rig) startClient(ctx context.Context, warm time.Duration, args ...string) (*process, error) {
+	client, err := startWorker(r.network.client, r.dir, "client", args...)
+	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			client.stop()
-		}
-	}()
-	if s, err := client.line(ctx, startTimeout); err != nil || s != "ready" {
-		if err == nil {
-			err = fmt.Errorf("%q instead of ready", s)
-		}
+	if err := r.warm(ctx, warm, client); err != nil {
+		client.stop()
+		return nil, err
+	}
+	return client, nil
+}
+
+func (r *rig) warm(ctx context.Context, d time.Duration, client *process) error {
+	if err := client.awaitReady(ctx); err != nil {
 		if r.proxy != nil {
 			err = r.proxy.failed(err)
 		}
-		return nil, fmt.Errorf("the load did not start: %w", err)
+		return fmt.Errorf("the load did not start: %w", err)
 	}
-	return client, r.pause(ctx, warm, client)
+	return r.pause(ctx, d, client)
 }
 
 // meter lets the client measure for so long. It returns what was consumed in
