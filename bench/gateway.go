@@ -42,6 +42,8 @@ type CallRun struct {
 	Attempt    int    `json:"attempt"`
 	CallReport
 	CPU CPU `json:"cpu_us_per_request"`
+	// Wakeups are voluntary context switches of the contestant per request.
+	Wakeups float64 `json:"wakeups_per_request"`
 	// PeakKiB is that of the contestant since it was started, which is once a
 	// repetition.
 	PeakKiB uint64  `json:"peak_kib"`
@@ -265,6 +267,7 @@ func (s *gatewaySession) measure(ctx context.Context, r *rig, c *contestant, rat
 		return nil, fmt.Errorf("no answer arrived in %v: %s", s.Measure, m.Fault)
 	}
 	m.CPU = used.cpu.per(float64(m.Answers))
+	m.Wakeups = float64(used.sleeps) / float64(m.Answers)
 	m.Noisy = m.Other > s.OtherLoad
 	m.Behind = rate > 0 && float64(m.Answers) < 0.97*float64(m.Calls)
 	return m, nil

@@ -39,6 +39,7 @@ type GatewayRow struct {
 	// CPU is the contestant's own; PerCore how many answers a second of it gave.
 	CPU     float64 `json:"cpu_us_per_request"`
 	PerCore float64 `json:"answers_per_cpu_second,omitempty"`
+	Wakeups float64 `json:"wakeups_per_request"`
 	PeakMiB float64 `json:"peak_mib,omitempty"`
 	Busy    float64 `json:"busy_percent"`
 	Other   float64 `json:"other_load_percent"`
@@ -142,6 +143,7 @@ func (r *GatewayReport) row(contestant string, rate int) (row GatewayRow, ok boo
 	if row.CPU > 0 {
 		row.PerCore = 1e6 / row.CPU
 	}
+	row.Wakeups = over(func(m *CallRun) float64 { return m.Wakeups })
 	row.PeakMiB = over(func(m *CallRun) float64 { return float64(m.PeakKiB) / 1024 })
 	row.Busy = over(func(m *CallRun) float64 { return m.Busy })
 	row.Other = over(func(m *CallRun) float64 { return m.Other })
@@ -164,16 +166,17 @@ func (r *GatewayReport) writeTable(w io.Writer) error {
 	fmt.Fprintf(w, "%d-byte requests, %d-byte answers, %d engines; medians over repetitions (%d) of %.3g s\n%s\n",
 		r.RequestBytes, r.AnswerBytes, r.Engines, r.Reps, r.Seconds, r.Note)
 	open, closed := newColumns(), newColumns()
-	fmt.Fprintln(open, "\nrate\tcontestant\tp50\tadded\tp99\tadded\tp99.9\tadded\town CPU\tabove direct\tother load\t")
-	fmt.Fprintln(open, "\t\tus\tus\tus\tus\tus\tus\tus/request\tus/request\t%\t")
+	fmt.Fprintln(open, "\nrate\tcontestant\tp50\tadded\tp99\tadded\tp99.9\tadded\town CPU\tabove direct\twake-ups\tother load\t")
+	fmt.Fprintln(open, "\t\tus\tus\tus\tus\tus\tus\tus/request\tus/request\t/request\t%\t")
 	fmt.Fprintf(closed, "\nclosed loop of %d\tanswers\town CPU\tper core\tabove direct\tp50\tp99\tpeak\tother load\t\n", r.Callers)
 	fmt.Fprintln(closed, "\t/s\tus/request\trequests/s\tus/request\tus\tus\tMiB\t%\t")
 	saturated := false
 	for i := range r.Rows {
 		row := &r.Rows[i]
-		own, perCore, peak := "-", "-", "-"
+		own, perCore, wakeups, peak := "-", "-", "-", "-"
 		if row.CPU > 0 {
-			own, perCore, peak = fmt.Sprintf("%.1f", row.CPU), fmt.Sprintf("%.0f", row.PerCore), fmt.Sprintf("%.0f", row.PeakMiB)
+			own, perCore = fmt.Sprintf("%.1f", row.CPU), fmt.Sprintf("%.0f", row.PerCore)
+			wakeups, peak = fmt.Sprintf("%.2f", row.Wakeups), fmt.Sprintf("%.0f", row.PeakMiB)
 		}
 		if row.Rate == 0 {
 			saturated = true
@@ -181,9 +184,9 @@ func (r *GatewayReport) writeTable(w io.Writer) error {
 				signed(row.CPUAbove, 1), row.P50, row.P99, peak, row.Other, row.marks())
 			continue
 		}
-		fmt.Fprintf(open, "%d/s\t%s\t%.0f\t%s\t%.0f\t%s\t%.0f\t%s\t%s\t%s\t%.1f\t  %s\n", row.Rate, row.Contestant,
+		fmt.Fprintf(open, "%d/s\t%s\t%.0f\t%s\t%.0f\t%s\t%.0f\t%s\t%s\t%s\t%s\t%.1f\t  %s\n", row.Rate, row.Contestant,
 			row.P50, signed(row.P50Above, 0), row.P99, signed(row.P99Above, 0), row.P999, signed(row.P999Above, 0),
-			own, signed(row.CPUAbove, 1), row.Other, row.marks())
+			own, signed(row.CPUAbove, 1), wakeups, row.Other, row.marks())
 	}
 	if err := open.writeTo(w); err != nil {
 		return err

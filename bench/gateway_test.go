@@ -20,7 +20,7 @@ func callRun(contestant string, rate, rep int, p50, p99 uint64, own, total float
 		m.Other = 20
 	}
 	if contestant != "direct" {
-		m.PeakKiB = 20 << 10
+		m.PeakKiB, m.Wakeups = 20<<10, 2.5
 	}
 	return m
 }
@@ -60,12 +60,12 @@ Abacus <9>, 2 CPUs, Linux 6.6.0, 2026-01-02T03:04:05Z
 1000-byte requests, 500-byte answers, 2 engines; medians over repetitions (3) of 3 s
 All share two CPUs.
 
-   rate  contestant  p50  added  p99  added  p99.9  added     own CPU  above direct  other load
-                      us     us   us     us     us     us  us/request    us/request           %
-  500/s      direct   75      -  175      -    350      -           -             -         1.0
-  500/s      packet  100    +40  300   +140    600   +280        25.0         +35.0         1.0  noisy
-  500/s       nginx  110    +35  220    +45    440    +90        25.0         +25.0         1.0
-  500/s     haproxy  150    +50  900   +700   1800  +1400        40.0         +50.0         1.0  BAD 1 LOST 2, 3 unanswered, behind, saturated
+   rate  contestant  p50  added  p99  added  p99.9  added     own CPU  above direct  wake-ups  other load
+                      us     us   us     us     us     us  us/request    us/request  /request           %
+  500/s      direct   75      -  175      -    350      -           -             -         -         1.0
+  500/s      packet  100    +40  300   +140    600   +280        25.0         +35.0      2.50         1.0  noisy
+  500/s       nginx  110    +35  220    +45    440    +90        25.0         +25.0      2.50         1.0
+  500/s     haproxy  150    +50  900   +700   1800  +1400        40.0         +50.0      2.50         1.0  BAD 1 LOST 2, 3 unanswered, behind, saturated
 
   closed loop of 64  answers     own CPU    per core  above direct   p50   p99  peak  other load
                           /s  us/request  requests/s    us/request    us    us   MiB           %
@@ -180,7 +180,7 @@ func TestGatewayRun(t *testing.T) {
 		if m.Answers == 0 || m.Bad+m.Lost > 0 || m.CPU.Client <= 0 || m.CPU.Engine <= 0 || m.Latency.P50 == 0 {
 			t.Errorf("%s: %+v", m.Contestant, m)
 		}
-		if proxied := m.Contestant != "direct"; proxied != (m.CPU.Proxy > 0) || proxied != (m.PeakKiB > 0) {
+		if proxied := m.Contestant != "direct"; proxied != (m.CPU.Proxy > 0) || proxied != (m.PeakKiB > 0) || proxied != (m.Wakeups > 0) {
 			t.Errorf("%s: %+v", m.Contestant, m)
 		}
 	}
