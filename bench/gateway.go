@@ -53,7 +53,7 @@ type CallRun struct {
 	Behind  bool    `json:"behind,omitempty"` // under 97 % of the calls were answered in time
 }
 
-// Absent is a contestant that could not be measured.
+// Absent is a contestant that was left out, at first or from some measurement on.
 type Absent struct {
 	Contestant string `json:"contestant"`
 	Reason     string `json:"reason"`

@@ -22,7 +22,7 @@ type GatewayReport struct {
 	Callers        int          `json:"closed_loop_connections"`
 	OtherLoadLimit float64      `json:"other_load_limit_percent"`
 	Rows           []GatewayRow `json:"medians"`
-	Absent         []Absent     `json:"not_measured"`
+	Absent         []Absent     `json:"left_out"`
 	Runs           []CallRun    `json:"runs"`
 }
 
@@ -210,7 +210,7 @@ func (r *GatewayReport) writeTable(w io.Writer) error {
 		rest.WriteString("saturated: the CPUs were over 90 % busy, so latencies are those of a queue\n")
 	}
 	for _, a := range r.Absent {
-		fmt.Fprintf(&rest, "%s was not measured: %s\n", a.Contestant, a.Reason)
+		fmt.Fprintf(&rest, "%s was left out: %s\n", a.Contestant, a.Reason)
 	}
 	_, err := io.WriteString(w, rest.String())
 	return err

@@ -74,7 +74,7 @@ All share two CPUs.
 noisy: every run, or the direct one beside it, had over 8 % of other load
 behind: a run answered less than 97 % of the calls in its time
 saturated: the CPUs were over 90 % busy, so latencies are those of a queue
-vllm-router was not measured: no such thing
+vllm-router was left out: no such thing
 `
 	if got := "\n" + b.String(); got != want {
 		t.Errorf("got:%s\nwant:%s", got, want)
@@ -221,7 +221,7 @@ func TestGatewayRunGoesOnWithoutARouter(t *testing.T) {
 	if err := g.Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(out.String(), "sglang-router was not measured: cannot install sglang-router") {
+	if !strings.Contains(out.String(), "sglang-router was left out: cannot install sglang-router") {
 		t.Errorf("%s", out)
 	}
 }
