@@ -174,10 +174,21 @@ func TestAgent(t *testing.T) {
 func TestInterruptedRunLeavesNothing(t *testing.T) {
 	d, _ := newDatapath(t, "nginx")
 	d.Only, d.Measure = []string{"nginx"}, time.Minute
+	interrupt(t, d.Run)
+	g, out := newGateway(t, "nginx")
+	g.Measure = time.Minute
+	interrupt(t, g.Run)
+	if out.Len() > 0 {
+		t.Errorf("an interrupted run has a result:\n%s", out)
+	}
+}
+
+func interrupt(t *testing.T, run func(context.Context) error) {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	begin := time.Now()
-	if err := d.Run(ctx); err == nil || !strings.Contains(err.Error(), "deadline exceeded") {
+	if err := run(ctx); err == nil || !strings.Contains(err.Error(), "deadline exceeded") {
 		t.Errorf("%v", err)
 	}
 	if took := time.Since(begin); took > 5*time.Second {

@@ -174,12 +174,15 @@ func (s *gatewaySession) prepare(ctx context.Context, c *contestant) {
 	}
 	fmt.Fprintf(s.Stderr, "bench gateway: looking for %s, or installing it\n", c.name)
 	if err := c.prepare(ctx); err != nil {
-		s.leaveOut(c, err)
+		s.leaveOut(ctx, c, err)
 	}
 }
 
-// leaveOut gives a contestant up.
-func (s *gatewaySession) leaveOut(c *contestant, err error) {
+// leaveOut gives a contestant up, unless the whole is being given up.
+func (s *gatewaySession) leaveOut(ctx context.Context, c *contestant, err error) {
+	if ctx.Err() != nil {
+		return
+	}
 	fmt.Fprintf(s.Stderr, "%s is left out: %v\n", c.name, err)
 	s.absent[c.name] = true
 	reason, _, _ := strings.Cut(err.Error(), "\n")
@@ -198,7 +201,7 @@ func (s *gatewaySession) compete(ctx context.Context, c *contestant, rep int) {
 	r, err := newRig(ctx, c, setup{agent: s.Agent, engines: gatewayEngines, clients: max(s.Connections, s.Callers)}, 20)
 	if err != nil {
 		s.number += len(s.rates())
-		s.leaveOut(c, err)
+		s.leaveOut(ctx, c, err)
 		return
 	}
 	defer r.close()
@@ -209,10 +212,8 @@ func (s *gatewaySession) compete(ctx context.Context, c *contestant, rep int) {
 			took := time.Now()
 			m, err := s.measure(ctx, r, c, rate, rep)
 			if err != nil {
-				if ctx.Err() == nil {
-					s.number += len(s.rates()) - i - 1
-					s.leaveOut(c, err)
-				}
+				s.number += len(s.rates()) - i - 1
+				s.leaveOut(ctx, c, err)
 				return
 			}
 			m.Attempt = attempt
