@@ -9,13 +9,13 @@ export PATH := $(PATH):/usr/sbin:/sbin
 # other bytes of the same programs.
 CLANG = 14
 
-# Further arguments of run, bench-datapath and test (make test ARGS='-run Fuzz ./proxy').
+# Further arguments of run, bench-* and test (make test ARGS='-run Fuzz ./proxy').
 ARGS ?=
 RUN_ARGS = $(or $(ARGS),--sim 3)
 TEST_ARGS = $(or $(ARGS),./...)
 
 .DEFAULT_GOAL = help
-.PHONY: help run build test lint generate bench-datapath soak clean
+.PHONY: help run build test lint generate bench-datapath bench-gateway soak clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-16s%s\n", $$1, $$2}' Makefile
@@ -56,6 +56,11 @@ generate: ## compile the BPF programs; needed only after changing bpf/*.c or *.h
 bench-datapath: build ## measure the datapath beside nginx and haproxy; needs root
 	@.ci/need ip nginx haproxy
 	bin/inferrail bench datapath $(ARGS)
+
+bench-gateway: build ## measure small requests beside nginx, haproxy and routers of PyPI; needs root
+	@.ci/need ip nginx haproxy
+	@.ci/need python3 || echo "without Python the routers of PyPI are left out"
+	bin/inferrail bench gateway $(ARGS)
 
 SOAK ?= 10m
 soak: ## mixed traffic and restarting engines for SOAK=10m, watched for leaks; the packet tier needs root

@@ -53,7 +53,7 @@ func (r *Report) appendChart(dst []byte) []byte {
 
 func appendSVG(dst []byte, charts []chart, foot string) []byte {
 	const (
-		width, left, right = 640, 80, 130
+		width, left, right = 640, 100, 130
 		barHeight, step    = 16, 22
 		titleHeight, gap   = 26, 14
 	)

@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -67,7 +66,8 @@ type ClientReport struct {
 	Latency Latency `json:"latency_us"`
 }
 
-// Latency is the time from the engine's send to the client's receive.
+// Latency is the time from the engine's send of a chunk to the client's
+// receive, or from when a call was due to the end of its answer.
 type Latency struct {
 	P50  uint64 `json:"p50"`
 	P99  uint64 `json:"p99"`
@@ -162,7 +162,7 @@ func (c *client) serve() error {
 				}
 				continue
 			}
-			switch command, err := c.command(); {
+			switch command, err := readCommand(); {
 			case err != nil:
 				return err
 			case command == "start":
@@ -207,24 +207,11 @@ func (c *client) read(s *stream) {
 	}
 }
 
-// command reads one line from standard input.
-func (c *client) command() (string, error) {
-	var b [64]byte
-	n, err := unix.Read(0, b[:])
-	if err != nil {
-		return "", fmt.Errorf("standard input: %w", err)
-	}
-	if n == 0 {
-		return "", fmt.Errorf("standard input ended before a stop")
-	}
-	return string(bytes.TrimSpace(b[:n])), nil
-}
-
 func (c *client) finish(nanoseconds int64) error {
-	r, h := &c.report, &c.tally.latency
+	r := &c.report
 	r.Seconds = float64(nanoseconds) / 1e9
 	r.Chunks = c.tally.chunks
-	r.Latency = Latency{P50: h.quantile(.5), P99: h.quantile(.99), P999: h.quantile(.999), Max: h.max}
+	r.Latency = c.tally.latency.summary()
 	if err := json.NewEncoder(os.Stdout).Encode(r); err != nil {
 		return err
 	}

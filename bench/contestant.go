@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -11,19 +12,32 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
+	"syscall"
 	"time"
 )
 
-// contestant is one way from the clients to the engine. It listens on
-// proxyAddr and passes everything on to engineAddr.
+// contestant is one way from the clients to the engines. It listens on
+// proxyAddr and passes everything on to them.
 type contestant struct {
 	name string
 	// command returns what to run on the proxy host; nil runs nothing and lets
-	// the kernel forward. Configuration goes to dir.
-	command func(d *Datapath, load Load, dir string) ([]string, error)
-	// agent: it has an admin port with /debug/datapath.
+	// the kernel forward.
+	command func(s setup) ([]string, error)
+	// prepare gets what command needs and the machine may lack; nil does nothing.
+	prepare func(ctx context.Context) error
+	// agent: it is ours, and has an admin port with /debug/datapath.
 	agent bool
+}
+
+// setup is what a contestant must be told.
+type setup struct {
+	agent    []string // how to start the agent; empty is this program's agent command
+	engines  []string // addresses to pass requests on to
+	clients  int      // connections that clients may open
+	streamed bool     // answers are streams, not to be held back
+	dir      string   // for its configuration
 }
 
 // contestants in the order of the table. direct is first: it is what the
@@ -36,6 +50,38 @@ var contestants = []contestant{
 	{name: "haproxy", command: haproxyCommand},
 }
 
+// choose returns those of all that are named; no name stands for all of them.
+func choose(all []contestant, only []string) (chosen []contestant, err error) {
+	var names []string
+	for _, c := range all {
+		names = append(names, c.name)
+		if len(only) == 0 || slices.Contains(only, c.name) {
+			chosen = append(chosen, c)
+		}
+	}
+	for _, name := range only {
+		if !slices.Contains(names, name) {
+			return nil, fmt.Errorf("no contestant %q; there are %s", name, strings.Join(names, ", "))
+		}
+	}
+	return chosen, nil
+}
+
+// checkMachine reports whether contestants can be run for so many clients.
+func checkMachine(clients int) error {
+	if os.Geteuid() != 0 {
+		return errors.New("must run as root: it makes network namespaces")
+	}
+	var files syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files); err != nil {
+		return fmt.Errorf("getrlimit: %w", err)
+	}
+	if need := uint64(proxyFiles(clients)); files.Max < need {
+		return fmt.Errorf("%d clients need %d open files in a proxy, the limit is %d (ulimit -Hn)", clients, need, files.Max)
+	}
+	return nil
+}
+
 func (c *contestant) target() string {
 	if c.command == nil {
 		return engineAddr
@@ -43,9 +89,9 @@ func (c *contestant) target() string {
 	return proxyAddr
 }
 
-func agentCommand(tier string) func(*Datapath, Load, string) ([]string, error) {
-	return func(d *Datapath, _ Load, _ string) ([]string, error) {
-		command := d.Agent
+func agentCommand(tier string) func(setup) ([]string, error) {
+	return func(s setup) ([]string, error) {
+		command := s.agent
 		if len(command) == 0 {
 			self, err := os.Executable()
 			if err != nil {
@@ -53,13 +99,11 @@ func agentCommand(tier string) func(*Datapath, Load, string) ([]string, error) {
 			}
 			command = []string{self, "agent"}
 		}
-		return append(command[:len(command):len(command)],
-			"--datapath", tier,
-			"--replica", "e0=http://"+engineAddr,
-			"--listen", ":"+proxyPort,
-			"--iface", clientDevice,
-			"--iface", engineDevice,
-		), nil
+		command = append(command[:len(command):len(command)], "--datapath", tier)
+		for i, addr := range s.engines {
+			command = append(command, "--replica", fmt.Sprintf("e%d=http://%s", i, addr))
+		}
+		return append(command, "--listen", ":"+proxyPort, "--iface", clientDevice, "--iface", engineDevice), nil
 	}
 }
 
@@ -67,16 +111,24 @@ func agentCommand(tier string) func(*Datapath, Load, string) ([]string, error) {
 // most two.
 func proxyThreads() int { return min(runtime.NumCPU(), 2) }
 
-// proxyFiles is the number of files a proxy may need under a load: one worker
-// of nginx may get every stream.
-func proxyFiles(load Load) int { return 2*load.Streams + 256 }
+// proxyFiles is the number of files a proxy may need for so many clients: one
+// worker of nginx may get them all.
+func proxyFiles(clients int) int { return 2*clients + 256 }
 
 // Every connection towards the engine may be kept: nginx and haproxy would
 // otherwise close and open them between responses.
-func nginxCommand(_ *Datapath, load Load, dir string) ([]string, error) {
+func nginxCommand(s setup) ([]string, error) {
 	path, err := exec.LookPath("nginx")
 	if err != nil {
 		return nil, fmt.Errorf("%w (apt-get install nginx-light)", err)
+	}
+	var servers strings.Builder
+	for _, addr := range s.engines {
+		fmt.Fprintf(&servers, "        server %s;\n", addr)
+	}
+	buffering := "on"
+	if s.streamed {
+		buffering = "off"
 	}
 	config := fmt.Sprintf(`user root;
 daemon off;
@@ -95,8 +147,7 @@ http {
     uwsgi_temp_path %[3]s/uwsgi;
     scgi_temp_path %[3]s/scgi;
     upstream engine {
-        server %[5]s;
-        keepalive %[4]d;
+%[5]s        keepalive %[4]d;
         keepalive_requests 1000000;
     }
     server {
@@ -105,17 +156,17 @@ http {
             proxy_pass http://engine;
             proxy_http_version 1.1;
             proxy_set_header Connection "";
-            proxy_buffering off;
+            proxy_buffering %[7]s;
             proxy_read_timeout 10m;
         }
     }
 }
-`, proxyThreads(), proxyFiles(load), dir, proxyFiles(load), engineAddr, proxyPort)
-	file := filepath.Join(dir, "nginx.conf")
-	return []string{path, "-p", dir, "-e", "stderr", "-c", file}, os.WriteFile(file, []byte(config), 0o600)
+`, proxyThreads(), proxyFiles(s.clients), s.dir, proxyFiles(s.clients), servers.String(), proxyPort, buffering)
+	file := filepath.Join(s.dir, "nginx.conf")
+	return []string{path, "-p", s.dir, "-e", "stderr", "-c", file}, os.WriteFile(file, []byte(config), 0o600)
 }
 
-func haproxyCommand(_ *Datapath, load Load, dir string) ([]string, error) {
+func haproxyCommand(s setup) ([]string, error) {
 	path, err := exec.LookPath("haproxy")
 	if err != nil {
 		return nil, fmt.Errorf("%w (apt-get install haproxy)", err)
@@ -135,9 +186,11 @@ frontend clients
     maxconn %[2]d
     default_backend engine
 backend engine
-    server e0 %[4]s
-`, proxyThreads(), load.Streams+64, proxyPort, engineAddr)
-	file := filepath.Join(dir, "haproxy.cfg")
+`, proxyThreads(), s.clients+64, proxyPort)
+	for i, addr := range s.engines {
+		config += fmt.Sprintf("    server e%d %s\n", i, addr)
+	}
+	file := filepath.Join(s.dir, "haproxy.cfg")
 	return []string{path, "-db", "-f", file}, os.WriteFile(file, []byte(config), 0o600)
 }
 
@@ -207,16 +260,21 @@ func (r AgentReport) since(before AgentReport) AgentReport {
 func get(ctx context.Context, h *host, url string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	client := http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(_ context.Context, _, addr string) (net.Conn, error) {
-			return h.dial(&net.Dialer{Timeout: time.Second}, addr)
-		},
-	}}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return nil, err
 	}
+	// Connected here, not by the transport: that leaves a goroutine behind, which
+	// may use the host when it is closed already.
+	conn, err := h.dial(&net.Dialer{Timeout: time.Second}, req.URL.Host)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	client := http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext:       func(context.Context, string, string) (net.Conn, error) { return conn, nil },
+	}}
 	resp, err := client.Do(req)
 	if err != nil {
 		return nil, err

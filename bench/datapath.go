@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -175,31 +174,19 @@ func (d *Datapath) Run(ctx context.Context) error {
 
 // check validates the fields and returns the chosen contestants.
 func (d *Datapath) check() ([]contestant, error) {
-	if os.Geteuid() != 0 {
-		return nil, errors.New("bench datapath must run as root: it makes network namespaces")
-	}
 	if d.Reps < 1 || d.Chunks < 1 || d.Measure <= 0 || d.Warm < 0 || len(d.Streams) == 0 {
 		return nil, errors.New("bench datapath: --reps, --chunks, --measure and --streams must be positive")
 	}
-	var files syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files); err != nil {
-		return nil, fmt.Errorf("getrlimit: %w", err)
-	}
+	clients := 0
 	for _, l := range d.Streams {
-		if need := uint64(proxyFiles(l)); files.Max < need {
-			return nil, fmt.Errorf("bench datapath: %s needs %d open files in a proxy, the limit is %d (ulimit -Hn)", l, need, files.Max)
-		}
+		clients = max(clients, l.Streams)
 	}
-	var chosen []contestant
-	for _, c := range contestants {
-		if len(d.Only) == 0 || slices.Contains(d.Only, c.name) {
-			chosen = append(chosen, c)
-		}
+	chosen, err := choose(contestants, d.Only)
+	if err == nil {
+		err = checkMachine(clients)
 	}
-	for _, name := range d.Only {
-		if !slices.ContainsFunc(contestants, func(c contestant) bool { return c.name == name }) {
-			return nil, fmt.Errorf("bench datapath: no contestant %q", name)
-		}
+	if err != nil {
+		return nil, fmt.Errorf("bench datapath: %w", err)
 	}
 	return chosen, nil
 }
@@ -207,131 +194,58 @@ func (d *Datapath) check() ([]contestant, error) {
 // measure makes the hosts, starts everything, measures and takes all down.
 func (d *Datapath) measure(ctx context.Context, c *contestant, load Load) (m *Measurement, err error) {
 	m = &Measurement{Contestant: c.name, Load: load}
-	dir, err := os.MkdirTemp("", "inferrail-bench-")
+	r, err := newRig(ctx, c, setup{agent: d.Agent, engines: []string{engineAddr}, clients: load.Streams, streamed: true}, load.Rate)
 	if err != nil {
 		return nil, err
 	}
-	defer os.RemoveAll(dir)
-	n, err := newNetwork(c.command == nil)
-	if err != nil {
-		return nil, err
-	}
-	defer n.close()
-
-	engine, err := startWorker(n.engine, dir, "engine", "engine", "-listen", engineAddr, "-rate", fmt.Sprint(load.Rate))
-	if err != nil {
-		return nil, err
-	}
-	defer engine.stop()
-
-	meter := meter{engine: engine.cmd.Process.Pid}
-	var proxy *process
-	if c.command != nil {
-		command, err := c.command(d, load, dir)
-		if err != nil {
-			return nil, err
+	defer func() {
+		if clean := r.close(); m != nil {
+			m.Unclean = !clean
 		}
-		if proxy, err = start(n.proxy, dir, c.name, command); err != nil {
-			return nil, err
-		}
-		defer func() {
-			if clean := proxy.stop(); m != nil {
-				m.Unclean = !clean
-			}
-		}()
-	}
-	if err := c.awaitReady(ctx, n, proxy); err != nil {
-		return nil, fmt.Errorf("did not start: %w", err)
-	}
-
-	client, err := startWorker(n.client, dir, "client", "client", "-target", c.target(),
+	}()
+	client, err := r.startClient(ctx, d.Warm, "client", "-target", c.target(),
 		"-streams", fmt.Sprint(load.Streams), "-chunks", fmt.Sprint(d.Chunks))
 	if err != nil {
 		return nil, err
 	}
 	defer client.stop()
-	meter.client = client.cmd.Process.Pid
-	if s, err := client.line(ctx, startTimeout); err != nil || s != "ready" {
-		if err == nil {
-			err = fmt.Errorf("%q instead of ready", s)
-		}
-		if proxy != nil {
-			err = proxy.failed(err)
-		}
-		return nil, fmt.Errorf("streams did not start: %w", err)
-	}
-	if err := pause(ctx, d.Warm, client, proxy, engine); err != nil {
-		return nil, err
-	}
 
 	var agentBefore AgentReport
 	if c.agent {
-		if agentBefore, err = agentReport(ctx, n.proxy); err != nil {
-			return nil, proxy.failed(err)
+		if agentBefore, err = agentReport(ctx, r.network.proxy); err != nil {
+			return nil, r.proxy.failed(err)
 		}
 	}
-	if proxy != nil {
-		if meter.proxy, err = family(proxy.cmd.Process.Pid); err != nil {
-			return nil, err
-		}
-	}
-	before, err := meter.read(true)
+	used, peak, err := r.meter(ctx, client, d.Measure)
 	if err != nil {
 		return nil, err
 	}
-	if err := client.command("start"); err != nil {
-		return nil, err
-	}
-	if err := pause(ctx, d.Measure, client, proxy, engine); err != nil {
-		return nil, err
-	}
-	if err := client.command("stop"); err != nil {
-		return nil, err
-	}
-	after, err := meter.read(false)
-	if err != nil {
-		return nil, err
-	}
-	m.PeakKiB = peakMemory(meter.proxy)
+	m.PeakKiB = peak
 	if c.agent {
-		agentAfter, err := agentReport(ctx, n.proxy)
+		agentAfter, err := agentReport(ctx, r.network.proxy)
 		if err != nil {
-			return nil, proxy.failed(err)
+			return nil, r.proxy.failed(err)
 		}
 		difference := agentAfter.since(agentBefore)
 		m.Agent = &difference
 	}
-	if m.ClientReport, err = client.report(ctx); err != nil {
+	if err := r.report(ctx, client, &m.ClientReport); err != nil {
 		return nil, err
 	}
-	if proxy != nil {
-		if err := proxy.running(); err != nil {
-			return nil, err
-		}
-	}
 	if m.Bad+m.Lost > 0 {
-		m.fault = engine.failed(errors.New(m.Fault))
-		if proxy != nil {
-			m.fault = proxy.failed(m.fault)
-		}
+		m.fault = r.failed(m.Fault)
 	}
 	if m.Chunks == 0 {
 		return nil, fmt.Errorf("no chunk arrived in %v", d.Measure)
 	}
-	m.account(after.since(before), d.OtherLoad)
+	m.account(used, d.OtherLoad)
 	return m, nil
 }
 
 // account turns what was consumed into figures per chunk.
 func (m *Measurement) account(c consumed, limit float64) {
 	chunks := float64(m.Chunks)
-	m.CPU = CPU{
-		Client: c.cpu.Client / chunks,
-		Engine: c.cpu.Engine / chunks,
-		Proxy:  c.cpu.Proxy / chunks,
-		Kernel: c.cpu.Kernel / chunks,
-		Total:  c.cpu.Total / chunks,
-	}
+	m.CPU = c.cpu.per(chunks)
 	m.Wakeups = 1000 * float64(c.sleeps) / chunks
 	m.Busy, m.Other = c.busy, c.other
 	m.Noisy = m.Other > limit
@@ -355,29 +269,4 @@ func (m *Measurement) String() string {
 		s += "  had to be killed"
 	}
 	return s
-}
-
-// pause lets the processes run. It fails at once when one of them ends; proxy
-// may be nil.
-func pause(ctx context.Context, d time.Duration, client, proxy, engine *process) error {
-	proxyEnded := (chan struct{})(nil)
-	if proxy != nil {
-		proxyEnded = proxy.ended
-	}
-	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-time.After(d):
-		return nil
-	case <-proxyEnded:
-		return proxy.running()
-	case <-engine.ended:
-		return engine.running()
-	case <-client.ended:
-		// It may have ended because of the proxy, whose log then says why.
-		if proxy != nil {
-			return proxy.failed(client.running())
-		}
-		return client.running()
-	}
 }

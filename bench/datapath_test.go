@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -37,9 +38,10 @@ func TestMain(m *testing.M) {
 
 // testAgent stands in for the agent: the same flags, the same debug page.
 func testAgent(behaviour string, args []string) error {
-	want := "--datapath copy --replica e0=http://" + engineAddr + " --listen :8080 --iface toclient --iface toengine"
-	if got := strings.Join(args, " "); got != want {
-		return fmt.Errorf("started with %q, want %q", got, want)
+	one := "--datapath copy --replica e0=http://" + engineAddr + " --listen :8080 --iface toclient --iface toengine"
+	two := strings.Replace(one, " --listen", " --replica e1=http://"+engineAddr2+" --listen", 1)
+	if got := strings.Join(args, " "); got != one && got != two {
+		return fmt.Errorf("started with %q, want %q or %q", got, one, two)
 	}
 	if behaviour == "refuse" {
 		return fmt.Errorf("this agent does not want to")
@@ -72,7 +74,7 @@ func testAgent(behaviour string, args []string) error {
 			b := make([]byte, 4096)
 			for {
 				n, err := engine.Read(b)
-				if err != nil {
+				if err != nil || behaviour == "models" && !bytes.Contains(b[:n], []byte("owned_by")) {
 					return
 				}
 				if reads.Add(1) > 1000 {
@@ -172,10 +174,21 @@ func TestAgent(t *testing.T) {
 func TestInterruptedRunLeavesNothing(t *testing.T) {
 	d, _ := newDatapath(t, "nginx")
 	d.Only, d.Measure = []string{"nginx"}, time.Minute
+	interrupt(t, d.Run)
+	g, out := newGateway(t, "nginx")
+	g.Measure = time.Minute
+	interrupt(t, g.Run)
+	if out.Len() > 0 {
+		t.Errorf("an interrupted run has a result:\n%s", out)
+	}
+}
+
+func interrupt(t *testing.T, run func(context.Context) error) {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	begin := time.Now()
-	if err := d.Run(ctx); err == nil || !strings.Contains(err.Error(), "deadline exceeded") {
+	if err := run(ctx); err == nil || !strings.Contains(err.Error(), "deadline exceeded") {
 		t.Errorf("%v", err)
 	}
 	if took := time.Since(begin); took > 5*time.Second {

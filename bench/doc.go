@@ -52,4 +52,35 @@
 // Contestants are interleaved and start in a different order each repetition.
 // Figures are medians over the repetitions that were quiet, or over all where
 // none was.
+//
+// # Gateway
+//
+// Gateway (inferrail bench gateway) asks what a contestant adds to a small
+// request that is answered at once and in one piece: a chat of a kilobyte
+// (call.go), an answer of half of that. The hosts, the engine, the accounting
+// and the contestants are those above; beside them stand the routers of PyPI
+// (router.go), in round-robin mode. Every contestant chooses between two
+// engines, which are two ports of one process. nginx buffers answers, as it
+// does by default; all keep their connections.
+//
+// The caller (caller.go) has two ways to load a contestant.
+//
+// In the open loop calls are due at the times of a Poisson process that is
+// fixed beforehand: the same for every contestant in a repetition. A call does
+// not wait for earlier ones; it takes an idle connection or opens another.
+// Latency is the time from when a call was due to the end of its answer, so a
+// contestant that stalls pays for every call that was due meanwhile. What is
+// added is the difference to direct at the same rate in the same repetition,
+// for each percentile by itself.
+//
+// In the closed loop 64 connections call again as soon as they are answered.
+// That finds the most a contestant can do beside caller and engine on the
+// machine, and what a second of CPU of its own is worth (per core). Peak memory
+// is read after it.
+//
+// A contestant is started once a repetition and measured at each rate in turn,
+// the closed loop last. Each answer is compared byte by byte with the one that
+// the call's number makes the engine give. The agent must answer every call
+// rightly, or the benchmark fails; a peer that does not, or that cannot be
+// installed or started, is a line that says so.
 package bench

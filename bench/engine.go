@@ -4,26 +4,29 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
 // engine is the worker process that answers: an OpenAI-speaking server that
-// sends every running response one chunk per period. The period is divided
-// into slots of about a millisecond; a response sends in its slot. Everything
-// runs on one thread. The process ends by SIGTERM.
+// sends every running stream one chunk per period, and answers at once when a
+// stream is not asked for. The period is divided into slots of about a
+// millisecond; a stream sends in its slot. Everything runs on one thread. The
+// process ends by SIGTERM.
 type engine struct {
-	poller   *poller
-	clock    clock
-	listener int
-	conns    []*engineConn // by fd
-	slots    [][]*engineConn
-	current  int // slot to send next
-	fresh    int // where to look first for an empty slot
-	running  int // responses
-	chunk    [chunkSize]byte
-	buf      [64 << 10]byte
+	poller    *poller
+	clock     clock
+	listeners []int
+	conns     []*engineConn // by fd
+	slots     [][]*engineConn
+	current   int // slot to send next
+	fresh     int // where to look first for an empty slot
+	running   int // streams
+	chunk     [chunkSize]byte
+	whole     *numbered
+	buf       [64 << 10]byte
 }
 
 // engineConn is a connection from a proxy or a client. It lives until the peer
@@ -41,9 +44,9 @@ type engineConn struct {
 	part   int // bytes sent of the chunk, or of responseEnd when n == want
 }
 
-// runEngine serves on addr until the process is killed. Each response gets
-// rate chunks a second.
-func runEngine(addr string, rate float64) error {
+// runEngine serves on all addrs until the process is killed, and says "ready"
+// when it does. Each stream gets rate chunks a second.
+func runEngine(addrs []string, rate float64) error {
 	if !(rate > 0 && rate <= 1000) {
 		return fmt.Errorf("rate %v: must be above 0 and at most 1000 chunks a second", rate)
 	}
@@ -55,6 +58,19 @@ func runEngine(addr string, rate float64) error {
 	if err != nil {
 		return err
 	}
+	period := int64(float64(time.Second) / rate)
+	slots := max(period/int64(time.Millisecond), 1)
+	e := &engine{poller: poller, clock: clock, chunk: blankChunk, whole: newAnswer(), slots: make([][]*engineConn, slots)}
+	for _, addr := range addrs {
+		if err := e.listen(addr); err != nil {
+			return err
+		}
+	}
+	fmt.Println("ready")
+	return e.serve(period / slots)
+}
+
+func (e *engine) listen(addr string) error {
 	sa, err := socketAddr(addr)
 	if err != nil {
 		return err
@@ -72,13 +88,11 @@ func runEngine(addr string, rate float64) error {
 	if err := unix.Listen(listener, 4096); err != nil {
 		return fmt.Errorf("listen on %s: %w", addr, err)
 	}
-	if err := poller.add(listener); err != nil {
+	if err := e.poller.add(listener); err != nil {
 		return fmt.Errorf("epoll_ctl: %w", err)
 	}
-	period := int64(float64(time.Second) / rate)
-	slots := max(period/int64(time.Millisecond), 1)
-	e := &engine{poller: poller, clock: clock, listener: listener, chunk: blankChunk, slots: make([][]*engineConn, slots)}
-	return e.serve(period / slots)
+	e.listeners = append(e.listeners, listener)
+	return nil
 }
 
 func (e *engine) serve(tick int64) error {
@@ -89,13 +103,21 @@ func (e *engine) serve(tick int64) error {
 			e.sendSlot()
 			next += tick
 		}
-		events, err := e.poller.wait(time.Duration(next - e.clock.now()))
+		idle := e.running == 0
+		wait := time.Duration(next - e.clock.now())
+		if idle {
+			wait = time.Minute // no slot has anything to send
+		}
+		events, err := e.poller.wait(wait)
 		if err != nil {
 			return err
 		}
+		if idle {
+			next = e.clock.now() + tick
+		}
 		for i := range events {
-			if fd := int(events[i].Fd); fd == e.listener {
-				e.accept()
+			if fd := int(events[i].Fd); slices.Contains(e.listeners, fd) {
+				e.accept(fd)
 			} else if c := e.conns[fd]; c != nil {
 				e.read(c)
 			}
@@ -154,9 +176,9 @@ func (e *engine) sendRest(c *engineConn, unit []byte) bool {
 	return false
 }
 
-func (e *engine) accept() {
+func (e *engine) accept(listener int) {
 	for {
-		fd, _, err := unix.Accept4(e.listener, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+		fd, _, err := unix.Accept4(listener, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
 		if err != nil {
 			if err != unix.EAGAIN {
 				fmt.Fprintf(os.Stderr, "engine: accept: %v\n", err)
@@ -226,8 +248,11 @@ func (e *engine) handle(c *engineConn) {
 // answer reports false when it had to close the connection.
 func (e *engine) answer(c *engineConn, r request) bool {
 	if string(r.method) == "POST" && string(r.path) == "/v1/chat/completions" {
-		want, ok1 := member(r.body, `"max_tokens":`)
 		id, ok2 := member(r.body, `"seed":`)
+		if ok2 && !bytes.Contains(r.body, []byte(`"stream":true`)) {
+			return e.sendWhole(c, e.whole.with(uint32(id)))
+		}
+		want, ok1 := member(r.body, `"max_tokens":`)
 		if ok1 && ok2 && want > 0 {
 			c.id, c.want, c.n, c.part = uint32(id), uint32(want), 0, 0
 			return e.sendWhole(c, []byte("HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n")) &&
@@ -242,6 +267,9 @@ func (e *engine) answer(c *engineConn, r request) bool {
 		case "/v1/models":
 			return e.sendWhole(c, plain("200 OK", "application/json",
 				`{"object":"list","data":[{"id":"`+model+`","object":"model","created":1700000000,"owned_by":"bench","max_model_len":131072}]}`))
+		case "/server_info":
+			// Without it sglang-router calls the model "unknown".
+			return e.sendWhole(c, plain("200 OK", "application/json", `{"served_model_name":"`+model+`"}`))
 		case "/health":
 			return e.sendWhole(c, plain("200 OK", "text/plain", ""))
 		case "/metrics":

@@ -39,6 +39,10 @@ func (h *histogram) quantile(q float64) uint64 {
 	return 0
 }
 
+func (h *histogram) summary() Latency {
+	return Latency{P50: h.quantile(.5), P99: h.quantile(.99), P999: h.quantile(.999), Max: h.max}
+}
+
 func bucketOf(v uint64) int {
 	if v < exactBuckets {
 		return int(v)

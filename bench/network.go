@@ -14,6 +14,7 @@ import (
 // Addresses inside the benchmark's own network namespaces.
 const (
 	engineAddr   = "10.77.2.2:8000"
+	engineAddr2  = "10.77.2.2:8001" // the same engine, for contestants that choose
 	proxyAddr    = "10.77.1.1:8080"
 	proxyPort    = "8080"
 	clientDevice = "toclient" // on the proxy host

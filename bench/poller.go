@@ -32,6 +32,17 @@ func (p *poller) add(fd int) error {
 	return unix.EpollCtl(p.fd, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(fd)})
 }
 
+// addOutput watches fd until it is connected, or cannot be; then it is for
+// inputOnly.
+func (p *poller) addOutput(fd int) error {
+	return unix.EpollCtl(p.fd, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLOUT, Fd: int32(fd)})
+}
+
+// inputOnly watches fd, of addOutput, as add would.
+func (p *poller) inputOnly(fd int) error {
+	return unix.EpollCtl(p.fd, unix.EPOLL_CTL_MOD, fd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(fd)})
+}
+
 // wait returns the ready events, valid until the next call, or none after
 // timeout or a signal.
 func (p *poller) wait(timeout time.Duration) ([]unix.EpollEvent, error) {

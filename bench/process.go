@@ -115,16 +115,25 @@ func (p *process) line(ctx context.Context, timeout time.Duration) (string, erro
 	}
 }
 
-// report reads the ClientReport that follows a stop.
-func (p *process) report(ctx context.Context) (r ClientReport, err error) {
+// awaitReady waits until a worker says "ready".
+func (p *process) awaitReady(ctx context.Context) error {
+	s, err := p.line(ctx, startTimeout)
+	if err == nil && s != "ready" {
+		err = fmt.Errorf("%s said %q instead of ready", p.name, s)
+	}
+	return err
+}
+
+// report reads the line of JSON that follows a stop into r.
+func (p *process) report(ctx context.Context, r any) error {
 	s, err := p.line(ctx, startTimeout)
 	if err != nil {
-		return r, err
+		return err
 	}
-	if err := json.Unmarshal([]byte(s), &r); err != nil {
-		return r, fmt.Errorf("%s reported %q: %w", p.name, s, err)
+	if err := json.Unmarshal([]byte(s), r); err != nil {
+		return fmt.Errorf("%s reported %q: %w", p.name, s, err)
 	}
-	return r, nil
+	return nil
 }
 
 // command writes a line to a worker.

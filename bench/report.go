@@ -161,8 +161,7 @@ func (r *Report) writeTable(w io.Writer) error {
 	m := &r.Machine
 	fmt.Fprintf(w, "%s, %d CPUs, Linux %s, %s\n", m.CPU, m.CPUs, m.Kernel, r.Date)
 	fmt.Fprintf(w, "%d-byte chunks, %d to a response; medians over repetitions (%d) of %.3g s\n\n", r.ChunkBytes, r.ResponseChunks, r.Reps, r.Seconds)
-	var table bytes.Buffer
-	t := tabwriter.NewWriter(&table, 0, 0, 2, ' ', tabwriter.AlignRight)
+	t := newColumns()
 	fmt.Fprintln(t, "load\tcontestant\tCPU/chunk\tabove direct\tp50\tadded\tp99\tadded\twake-ups\tagent's count\tpeak\tother load\t")
 	fmt.Fprintln(t, "\t\tus\tus\tus\tus\tus\tus\tper 1,000\tper 1,000\tMiB\t%\t")
 	for i := range r.Rows {
@@ -175,14 +174,37 @@ func (r *Report) writeTable(w io.Writer) error {
 			row.CPU, signed(row.CPUAbove, 2), row.P50, signed(row.P50Above, 0), row.P99, signed(row.P99Above, 0),
 			wakeups, plainOr(row.AgentWakeups), peak, row.Other, row.marks())
 	}
-	if err := t.Flush(); err != nil {
+	if err := t.writeTo(w); err != nil {
 		return err
-	}
-	for line := range bytes.Lines(table.Bytes()) {
-		fmt.Fprintf(w, "%s\n", bytes.TrimRight(line, " \n"))
 	}
 	_, err := io.WriteString(w, r.legend())
 	return err
+}
+
+// columns is a table on its way to people: cells end with a tab and are
+// aligned at their right.
+type columns struct {
+	*tabwriter.Writer
+	text *bytes.Buffer
+}
+
+func newColumns() columns {
+	text := new(bytes.Buffer)
+	return columns{tabwriter.NewWriter(text, 0, 0, 2, ' ', tabwriter.AlignRight), text}
+}
+
+// writeTo writes the lines without the blanks at their end. Nothing may be
+// added after it.
+func (c columns) writeTo(w io.Writer) error {
+	if err := c.Flush(); err != nil {
+		return err
+	}
+	for line := range bytes.Lines(c.text.Bytes()) {
+		if _, err := fmt.Fprintf(w, "%s\n", bytes.TrimRight(line, " \n")); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // marks says what is wrong with a row.
@@ -239,17 +261,22 @@ func plainOr(v *float64) string {
 
 // write puts datapath.json and datapath.svg into dir.
 func (r *Report) write(dir string) error {
+	return writeResults(dir, "datapath", r, r.appendChart(nil))
+}
+
+// writeResults puts name.json and name.svg into dir.
+func writeResults(dir, name string, report any, svg []byte) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	b, err := json.MarshalIndent(r, "", "  ")
+	b, err := json.MarshalIndent(report, "", "  ")
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(dir, "datapath.json"), append(b, '\n'), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, name+".json"), append(b, '\n'), 0o644); err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(dir, "datapath.svg"), r.appendChart(nil), 0o644)
+	return os.WriteFile(filepath.Join(dir, name+".svg"), svg, 0o644)
 }
 
 func describeMachine(ctx context.Context) (m Machine, err error) {

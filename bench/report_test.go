@@ -2,9 +2,6 @@ package bench
 
 import (
 	"encoding/json"
-	"encoding/xml"
-	"errors"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -105,19 +102,7 @@ func TestResultFiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	elements := map[string]int{}
-	for d := xml.NewDecoder(strings.NewReader(string(svg))); ; {
-		token, err := d.Token()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			t.Fatalf("%v in %s", err, svg)
-		}
-		if start, ok := token.(xml.StartElement); ok {
-			elements[start.Name.Local]++
-		}
-	}
+	elements := svgElements(t, svg)
 	// The background, a bar above direct for each of four, a bar of p99 for each of five.
 	if elements["rect"] != 1+4+5 {
 		t.Errorf("%v in %s", elements, svg)

@@ -59,7 +59,7 @@ func (r *response) feed(b []byte, now int64, t *tally) (over bool, err error) {
 			}
 			b = b[end+4-before:]
 			if err := checkHead(r.head[:end+2]); err != nil {
-				return false, fmt.Errorf("stream %d: %w: %.600q", r.id, err, append(r.head, b...))
+				return false, fmt.Errorf("stream %d: wrong head: %w: %.600q", r.id, err, append(r.head, b...))
 			}
 			r.step = stepSize
 		case stepSize:
@@ -130,7 +130,7 @@ func (r *response) feed(b []byte, now int64, t *tally) (over bool, err error) {
 func (r *response) finishEvent(now int64, t *tally) error {
 	if r.n == r.want {
 		if string(r.event[:len(doneEvent)]) != doneEvent {
-			return fmt.Errorf("stream %d: %q instead of [DONE]", r.id, r.event[:len(doneEvent)])
+			return fmt.Errorf("stream %d: wrong end: %q instead of [DONE]", r.id, r.event[:len(doneEvent)])
 		}
 		r.done = true
 		return nil

@@ -231,7 +231,7 @@ func (m *meter) read(early bool) (r reading, err error) {
 	return r, nil
 }
 
-// CPU is scheduler run time in microseconds per chunk.
+// CPU is scheduler run time in microseconds per chunk, or per request.
 type CPU struct {
 	Client float64 `json:"client"`
 	Engine float64 `json:"engine"`
@@ -240,9 +240,14 @@ type CPU struct {
 	Total  float64 `json:"total"`
 }
 
+// per divides by the number of chunks or requests that the time was spent on.
+func (c CPU) per(n float64) CPU {
+	return CPU{Client: c.Client / n, Engine: c.Engine / n, Proxy: c.Proxy / n, Kernel: c.Kernel / n, Total: c.Total / n}
+}
+
 // consumed is the difference of two readings.
 type consumed struct {
-	cpu      CPU     // in us, not yet per chunk
+	cpu      CPU     // in us, not yet per anything
 	sleeps   uint64  // of the proxy
 	busy     float64 // percent of all CPUs
 	other    float64 // percent of all CPUs: busy and not accounted for in cpu, or stolen

@@ -1,12 +1,14 @@
 package bench
 
 import (
+	"bytes"
 	"flag"
 	"fmt"
 	"net/netip"
 	"os/signal"
 	"runtime"
 	"runtime/debug"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -15,14 +17,15 @@ import (
 // Worker is the main function of the processes that the benchmark starts from
 // its own binary:
 //
-//	inferrail bench worker engine -listen HOST:PORT -rate N
+//	inferrail bench worker engine -listen HOST:PORT,... -rate N
 //	inferrail bench worker client -target HOST:PORT -streams N -chunks N
+//	inferrail bench worker caller -target HOST:PORT -rate N -connections N -seed N
 //
-// args are those after "worker". It returns when the client has reported, or
-// on an error; an engine runs until it is killed.
+// args are those after "worker". It returns when a client or caller has
+// reported, or on an error; an engine runs until it is killed.
 func Worker(args []string) error {
 	if len(args) == 0 {
-		return fmt.Errorf("bench worker: engine or client expected")
+		return fmt.Errorf("bench worker: engine, client or caller expected")
 	}
 	// See poller: this goroutine's system calls do not yield to the runtime.
 	runtime.LockOSThread()
@@ -33,12 +36,12 @@ func Worker(args []string) error {
 	flags := flag.NewFlagSet("bench worker "+args[0], flag.ContinueOnError)
 	switch args[0] {
 	case "engine":
-		listen := flags.String("listen", "", "address to serve on")
+		listen := flags.String("listen", "", "addresses to serve on")
 		rate := flags.Float64("rate", 20, "chunks per second and response")
 		if err := flags.Parse(args[1:]); err != nil {
 			return err
 		}
-		return runEngine(*listen, *rate)
+		return runEngine(strings.Split(*listen, ","), *rate)
 	case "client":
 		target := flags.String("target", "", "address to ask")
 		streams := flags.Int("streams", 1, "connections")
@@ -47,8 +50,30 @@ func Worker(args []string) error {
 			return err
 		}
 		return runClient(*target, *streams, *chunks)
+	case "caller":
+		target := flags.String("target", "", "address to call")
+		rate := flags.Float64("rate", 0, "calls a second; 0 calls again whenever an answer has arrived")
+		connections := flags.Int("connections", 64, "connections at most")
+		seed := flags.Uint64("seed", 0, "of the arrivals")
+		if err := flags.Parse(args[1:]); err != nil {
+			return err
+		}
+		return runCaller(*target, *rate, *connections, *seed)
 	}
-	return fmt.Errorf("bench worker %q: engine or client expected", args[0])
+	return fmt.Errorf("bench worker %q: engine, client or caller expected", args[0])
+}
+
+// readCommand reads one line from a worker's standard input.
+func readCommand() (string, error) {
+	var b [64]byte
+	n, err := unix.Read(0, b[:])
+	if err != nil {
+		return "", fmt.Errorf("standard input: %w", err)
+	}
+	if n == 0 {
+		return "", fmt.Errorf("standard input ended before a stop")
+	}
+	return string(bytes.TrimSpace(b[:n])), nil
 }
 
 func socketAddr(addr string) (unix.Sockaddr, error) {

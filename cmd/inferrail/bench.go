@@ -8,6 +8,7 @@ import (
 
 type benchCommand struct {
 	Datapath datapathCommand `cmd:"" help:"CPU, latency and wake-ups of streamed answers, beside nginx and haproxy. Needs root."`
+	Gateway  gatewayCommand  `cmd:"" help:"Latency, CPU and memory of small requests, beside nginx, haproxy and other routers. Needs root."`
 	Worker   workerCommand   `cmd:"" hidden:"" passthrough:"" help:"One process of a benchmark; started by the benchmark."`
 }
 
@@ -19,6 +20,16 @@ func (c *datapathCommand) Run(ctx context.Context, e *env) error {
 	defer cancel()
 	c.Stdout, c.Stderr = e.stdout, e.stderr
 	return c.Datapath.Run(ctx)
+}
+
+type gatewayCommand struct{ bench.Gateway }
+
+// Run stops at the first signal.
+func (c *gatewayCommand) Run(ctx context.Context, e *env) error {
+	ctx, cancel := e.interrupted(ctx)
+	defer cancel()
+	c.Stdout, c.Stderr = e.stdout, e.stderr
+	return c.Gateway.Run(ctx)
 }
 
 type workerCommand struct {
