@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/pprof"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -51,16 +52,19 @@ func (*admin) healthz(w http.ResponseWriter, _ *http.Request) {
 }
 
 // readyz: requests are served. Status 503 when none can be; "degraded", with
-// status 200, names what is missing while some can be.
+// status 200, names each replica that takes none and each source of discovery
+// that fails, while some can be.
 func (ad *admin) readyz(w http.ResponseWriter, _ *http.Request) {
-	up, of := ad.agent.Replicas()
+	ailments := ad.agent.fleet.ailments()
 	switch {
 	case ad.agent.draining.Load():
 		http.Error(w, "draining", http.StatusServiceUnavailable)
 	case !ad.agent.fleet.routes():
-		http.Error(w, fmt.Sprintf("not ready: none of %d replicas takes requests", of), http.StatusServiceUnavailable)
-	case up < of:
-		fmt.Fprintf(w, "degraded: %d of %d replicas are up\n", up, of)
+		_, of := ad.agent.Replicas()
+		text := fmt.Sprintf("not ready: none of %d replicas takes requests", of)
+		http.Error(w, strings.Join(append([]string{text}, ailments...), "; "), http.StatusServiceUnavailable)
+	case len(ailments) > 0:
+		fmt.Fprintln(w, "degraded: "+strings.Join(ailments, "; "))
 	default:
 		fmt.Fprintln(w, "ok")
 	}
