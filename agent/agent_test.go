@@ -146,7 +146,7 @@ func TestAdminPages(t *testing.T) {
 
 	second.Close()
 	eventually(t, func() bool { up, _ := a.Replicas(); return up == 1 }, func() string { return "the closed engine stays up" })
-	f("/readyz", 200, "degraded: 1 of 2 replicas are up")
+	f("/readyz", 200, "degraded: replica r1 is down (GET /health: ")
 	f("/metrics", 200, `inferrail_replica_up{replica="r1"} 0`)
 }
 

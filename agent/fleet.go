@@ -2,10 +2,8 @@ package agent
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -14,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -22,74 +21,52 @@ import (
 	"github.com/inferrail/inferrail/proxy"
 )
 
-// modelsEvery is the number of health checks after which a replica that stayed
-// up is asked for its models again: adapters are loaded at run time.
-const modelsEvery = 5
-
-// maxModelsBody bounds the answer to GET /v1/models that is read.
-const maxModelsBody = 4 << 20
-
-// fleet watches the engines, one goroutine each, and publishes an immutable
-// proxy.Fleet whenever one joins, leaves or serves other models. The Agent
-// makes it with startFleet and stops it with close; the other methods may be
-// called from any goroutine.
+// fleet is the engines: those of the configuration and those that discovery
+// finds. It watches them, one goroutine each, and publishes an immutable
+// proxy.Fleet whenever one joins, leaves, fails, returns or serves other
+// models. The Agent makes it with startFleet and stops it with close; the other
+// methods may be called from any goroutine.
 type fleet struct {
-	cfg     *Config
-	log     *slog.Logger
-	client  *http.Client
-	publish func(*proxy.Fleet)
-	engines func([]netip.AddrPort)
+	cfg       atomic.Pointer[Config]
+	log       *slog.Logger
+	client    *http.Client
+	publish   func(*proxy.Fleet)
+	engines   func([]netip.AddrPort)
+	discovery *discovery
 
-	members []*member // not changed after startFleet
+	stopped context.Context
 	stop    context.CancelFunc
-	done    sync.WaitGroup // the watching goroutines
-	checked sync.WaitGroup // their first checks
+	done    sync.WaitGroup // the members' goroutines
 	serving chan struct{}  // closed when the first replica takes requests
 	served  sync.Once      // closes serving
 
 	mu       sync.Mutex // guards what follows and what members say it guards
+	members  []*member  // in the order in which they were found
+	leaving  []*member  // those that have left and still serve requests
+	health   health     // of members
+	running  bool       // every member of the start was checked once
+	closed   bool
 	slots    slots
 	snapshot *proxy.Fleet
 	shadowed map[string]bool // aliases already reported as hidden by a model
 }
 
-// member is one configured endpoint.
-type member struct {
-	cfg ReplicaConfig
-	// replica is the same in every snapshot, so that its counters and
-	// connections live on when it is down for a while.
-	replica *proxy.Replica
-
-	// What follows is guarded by fleet.mu and written only by the goroutine
-	// that watches the member.
-	up       bool
-	failures int    // checks that failed since the last good one
-	checks   int    // good checks since models was read
-	why      string // what the last check failed with
-	silent   bool   // and that it did so by getting no answer in time
-	models   []card // last known
-	addrs    []netip.AddrPort
-}
-
-// errSilent: the engine did not answer a check in time. It may be dead, or it
-// may be busy.
-var errSilent = errors.New("no answer in time")
-
-// card is one entry of an engine's GET /v1/models.
-type card struct {
-	ID          string  `json:"id"`
-	Created     float64 `json:"created"`
-	OwnedBy     string  `json:"owned_by"`
-	MaxModelLen float64 `json:"max_model_len"`
-}
-
-// startFleet starts to watch cfg.Replicas. It returns after every one of them
-// was checked once, and has then published its first snapshot.
+// startFleet starts to look for engines and to watch them. It returns after
+// each source was asked once, and each of those it had found in time was
+// checked once.
 func startFleet(cfg *Config, log *slog.Logger, publish func(*proxy.Fleet), engines func([]netip.AddrPort)) (*fleet, error) {
+	f := newFleet(cfg, log, publish, engines)
+	if err := f.start(); err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+func newFleet(cfg *Config, log *slog.Logger, publish func(*proxy.Fleet), engines func([]netip.AddrPort)) *fleet {
 	dialer := &net.Dialer{}
 	dialer.SetMultipathTCP(false)
 	f := &fleet{
-		cfg: cfg, log: log, publish: publish, engines: engines,
+		log: log, publish: publish, engines: engines,
 		client: &http.Client{
 			Transport: &http.Transport{
 				DialContext:         dialer.DialContext,
@@ -99,267 +76,228 @@ func startFleet(cfg *Config, log *slog.Logger, publish func(*proxy.Fleet), engin
 			},
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		},
+		health:   health{HealthConfig: cfg.Health},
 		shadowed: map[string]bool{},
 		serving:  make(chan struct{}),
 	}
-	for _, rc := range cfg.Replicas {
-		slot := f.slots.take()
-		replica, err := proxy.NewReplica(slot, rc.ID, rc.URL)
-		if err != nil {
-			f.slots.release(slot)
-			f.release()
-			return nil, fmt.Errorf("replica %s: %w", rc.ID, err)
-		}
-		m := &member{cfg: rc, replica: replica}
-		for _, name := range rc.Models {
-			m.models = append(m.models, card{ID: name})
-		}
-		f.members = append(f.members, m)
-	}
+	f.cfg.Store(cfg)
+	f.stopped, f.stop = context.WithCancel(context.Background())
+	f.discovery = newDiscovery(log, f.apply)
+	return f
+}
+
+func (f *fleet) start() error {
 	f.mu.Lock()
 	f.publishLocked()
 	f.mu.Unlock()
-
-	ctx, cancel := context.WithCancel(context.Background())
-	f.stop = cancel
-	for _, m := range f.members {
-		f.checked.Add(1)
-		f.done.Go(func() { f.watch(ctx, m) })
+	if err := f.discovery.configure(f.cfg.Load()); err != nil {
+		f.close()
+		return err
 	}
-	f.checked.Wait()
-	return f, nil
+	f.discovery.awaitFirst()
+
+	f.mu.Lock()
+	members := slices.Clone(f.members)
+	f.mu.Unlock()
+	for _, m := range members {
+		<-m.first
+	}
+	f.mu.Lock()
+	f.running = true
+	f.mu.Unlock()
+	return nil
 }
 
 // close ends the watching and closes the replicas. No request may be running.
 func (f *fleet) close() {
+	f.mu.Lock()
+	f.closed = true
+	f.mu.Unlock()
+	f.discovery.close()
 	f.stop()
 	f.done.Wait()
 	f.client.CloseIdleConnections()
-	f.release()
-}
 
-func (f *fleet) release() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for _, m := range f.members {
-		m.replica.Close()
-		f.slots.release(m.replica.Slot)
-	}
+	f.leaving = append(f.leaving, f.members...)
 	f.members = nil
-}
-
-func (f *fleet) watch(ctx context.Context, m *member) {
-	f.check(ctx, m)
-	f.checked.Done()
-	tick := time.NewTicker(f.cfg.Health.Interval)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-			f.check(ctx, m)
-		}
+	for len(f.leaving) > 0 {
+		f.releaseLocked(f.leaving[0])
 	}
 }
 
-// check asks a replica whether it is well and, when that may have changed,
-// what it serves. The result is published when it differs from what was known.
-func (f *fleet) check(ctx context.Context, m *member) {
-	err := f.checkHealth(ctx, m)
-	var models []card
-	var addrs []netip.AddrPort
-	if err == nil && f.wantsModels(m) {
-		addrs = f.resolve(ctx, m)
-		if len(m.cfg.Models) == 0 {
-			models, err = f.fetchModels(ctx, m)
-		}
-	}
-	if ctx.Err() != nil {
-		return // the agent is stopping; the failure is not the engine's
-	}
+// reconfigure makes the fleet what cfg, which is valid, says: numbers and
+// models at once, and with them the configured replicas; what discovery finds
+// follows. Members that are wanted further on keep health, counters and
+// connections.
+func (f *fleet) reconfigure(cfg *Config) error {
+	f.setConfig(cfg)
+	return f.discovery.configure(cfg)
+}
 
+// setConfig replaces what the fleet knows of models, routing and health.
+func (f *fleet) setConfig(cfg *Config) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if err != nil {
-		f.failedLocked(m, err)
-		return
-	}
-	changed := !m.up
-	m.up, m.failures, m.why, m.silent = true, 0, "", false
-	m.checks++
-	if addrs != nil {
-		m.checks = 0
-		if !slices.Equal(addrs, m.addrs) {
-			m.addrs = addrs
-			f.enginesLocked()
-		}
-	}
-	// vLLM says that its models were created just now, whenever it is asked.
-	sameCard := func(a, b card) bool { a.Created = b.Created; return a == b }
-	if models != nil && !slices.EqualFunc(models, m.models, sameCard) {
-		m.models = models
-		changed = true
-	}
-	if !changed {
-		return
-	}
-	f.log.Info("replica serves", "replica", m.cfg.ID, "url", m.cfg.URL, "models", names(m.models))
+	f.cfg.Store(cfg)
+	f.health.HealthConfig = cfg.Health
 	f.publishLocked()
-	f.served.Do(func() { close(f.serving) })
+	for _, m := range f.members {
+		m.poke() // the interval may be another
+	}
 }
 
-func (f *fleet) failedLocked(m *member, err error) {
-	m.failures++
-	if why := err.Error(); why != m.why {
-		m.why = why
-		if !m.up {
-			f.log.Warn("replica takes no requests", "replica", m.cfg.ID, "url", m.cfg.URL, "why", why)
+// apply makes the members those that are wanted, told apart by ID and URL. What
+// leaves takes no more requests from now on, and is released when its last one
+// has ended. The error names those that cannot be members; the others are.
+func (f *fleet) apply(wanted []finding) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed {
+		return nil
+	}
+	now := time.Now()
+	before := f.members
+	f.members = make([]*member, 0, len(wanted))
+	changed := false
+	var problems []error
+	for _, w := range wanted {
+		same := func(m *member) bool { return m.id == w.ID && m.url == w.URL }
+		if i := slices.IndexFunc(before, same); i >= 0 {
+			changed = changed || !slices.Equal(before[i].cfg.Models, w.Models)
+			before[i].configureLocked(w.ReplicaConfig, w.source)
+			f.members = append(f.members, before[i])
+			continue
+		}
+		if i := slices.IndexFunc(f.leaving, same); i >= 0 {
+			m := f.leaving[i]
+			f.leaving = slices.Delete(f.leaving, i, i+1)
+			f.joinLocked(m, w)
+			continue
+		}
+		slot := f.slots.take()
+		replica, err := proxy.NewReplica(slot, w.ID, w.URL)
+		if err != nil {
+			f.slots.release(slot)
+			problems = append(problems, err)
+			continue
+		}
+		m := &member{
+			id: w.ID, url: w.URL, replica: replica,
+			poked: make(chan struct{}, 1), first: make(chan struct{}),
+		}
+		replica.OnFailure = func(inARow int, cause error) { f.requestFailed(m, inARow, cause) }
+		f.joinLocked(m, w)
+		f.done.Go(func() { f.live(m) })
+	}
+	for _, m := range before {
+		if !slices.Contains(f.members, m) {
+			f.leaveLocked(m, now)
 		}
 	}
-	changed := false
-	if silent := errors.Is(err, errSilent); silent != m.silent {
-		m.silent = silent
-		changed = !m.up
+	if changed || !slices.Equal(before, f.members) {
+		f.publishLocked()
+		f.enginesLocked()
 	}
-	if m.up && m.failures >= f.cfg.Health.UnhealthyThreshold {
-		m.up = false
+	f.health.reconsider(now)
+	f.settleLocked(now, false)
+	return errors.Join(problems...)
+}
+
+func (f *fleet) joinLocked(m *member, w finding) {
+	if f.running {
+		f.log.Info("replica joins", "replica", w.ID, "url", w.URL, "source", w.source)
+	}
+	m.gone, m.shown = time.Time{}, joining
+	m.stay, m.leave = context.WithCancel(f.stopped)
+	f.health.joined(&m.vitals)
+	m.configureLocked(w.ReplicaConfig, w.source)
+	f.members = append(f.members, m)
+	m.poke()
+}
+
+func (f *fleet) leaveLocked(m *member, now time.Time) {
+	f.log.Info("replica leaves", "replica", m.id, "url", m.url, "source", m.source, "in_flight", m.replica.InFlight())
+	f.health.left(&m.vitals, now)
+	m.gone = now
+	m.leave()
+	f.leaving = append(f.leaving, m)
+}
+
+// releaseLocked gives back what a member holds that has left.
+func (f *fleet) releaseLocked(m *member) {
+	m.leave()
+	m.replica.Close()
+	f.slots.release(m.replica.Slot)
+	f.leaving = slices.DeleteFunc(f.leaving, func(other *member) bool { return other == m })
+}
+
+// requestFailed hears of each request that failed through a member's fault, on
+// that request's goroutine. When it returns, a member that is ejected is in no
+// snapshot any more.
+func (f *fleet) requestFailed(m *member, inARow int, cause error) {
+	if n := f.cfg.Load().Health.EjectionFailures; n <= 0 || inARow < n {
+		return
+	}
+	f.mu.Lock()
+	if m.gone.IsZero() {
+		if m.vitals.standing == up && cause != nil {
+			m.cause = cause.Error()
+		}
+		now := time.Now()
+		f.health.requests(&m.vitals, inARow, now)
+		f.settleLocked(now, false)
+	}
+	f.mu.Unlock()
+	m.poke()
+}
+
+// settleLocked does what follows from the standings that have changed, and
+// publishes the fleet then, or when it is told that something else has.
+func (f *fleet) settleLocked(now time.Time, changed bool) {
+	slow := f.health.SlowStart
+	var fallen []*member
+	for _, m := range f.members {
+		was, is := m.shown, m.vitals.standing
+		if was == is {
+			continue
+		}
 		changed = true
-		f.log.Warn("replica is down", "replica", m.cfg.ID, "url", m.cfg.URL, "failed_checks", m.failures, "why", m.why)
+		m.shown = is
+		switch is {
+		case up:
+			m.replica.Forgive()
+			// An agent that starts meets engines that are at work already.
+			if was != joining || f.running {
+				m.replica.SlowStart(now, slow)
+			}
+			f.log.Info("replica serves", "replica", m.id, "url", m.url, "models", names(m.models), "was", was.String())
+			f.served.Do(func() { close(f.serving) })
+		case ejected:
+			f.log.Warn("replica is ejected", "replica", m.id, "url", m.url,
+				"failed_requests", m.vitals.failedRequests, "for", m.vitals.until.Sub(now), "why", m.cause)
+		case down:
+			fallen = append(fallen, m)
+			f.log.Warn("replica is down", "replica", m.id, "url", m.url, "failed_checks", m.vitals.failedChecks, "why", m.why)
+		}
 	}
 	if changed {
 		f.publishLocked()
 	}
-}
-
-// wantsModels: a replica that comes up, or that failed a check and may be
-// another process now, is asked at once.
-func (f *fleet) wantsModels(m *member) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return !m.up || m.failures > 0 || m.checks+1 >= modelsEvery
-}
-
-// checkHealth fails when the engine does not answer or says that it is dead.
-// An engine without the page is well; whether it serves, its models tell.
-func (f *fleet) checkHealth(ctx context.Context, m *member) error {
-	ctx, cancel := context.WithTimeout(ctx, f.cfg.Health.Timeout)
-	defer cancel()
-	resp, err := f.get(ctx, m, "/health")
-	if err != nil {
-		return err
+	// Those that wait there find the fleet without it.
+	for _, m := range fallen {
+		m.replica.Evacuate()
 	}
-	defer resp.Body.Close()
-	// A short body is read to its end, so that the connection can be reused.
-	_, _ = io.CopyN(io.Discard, resp.Body, 4<<10)
-	if resp.StatusCode >= 500 {
-		return fmt.Errorf("GET /health: status %d", resp.StatusCode)
-	}
-	return nil
-}
-
-// fetchModels returns what the engine lists, never an empty list without an
-// error.
-func (f *fleet) fetchModels(ctx context.Context, m *member) ([]card, error) {
-	// An engine under load answers this page later than the other.
-	ctx, cancel := context.WithTimeout(ctx, max(f.cfg.Health.Timeout, 2*time.Second))
-	defer cancel()
-	resp, err := f.get(ctx, m, "/v1/models")
-	if err != nil {
-		return nil, err
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("GET /v1/models: status %d; if it stays so, list its models in the configuration", resp.StatusCode)
-	}
-	models, err := parseModels(io.LimitReader(resp.Body, maxModelsBody))
-	if errors.Is(err, context.DeadlineExceeded) {
-		err = errSilent
-	}
-	if err != nil {
-		return nil, fmt.Errorf("GET /v1/models: %w", err)
-	}
-	return models, nil
-}
-
-// parseModels reads the body of GET /v1/models. Models without a name and
-// repeated ones are left out.
-func parseModels(body io.Reader) ([]card, error) {
-	var page struct {
-		Data []card `json:"data"`
-	}
-	err := json.NewDecoder(body).Decode(&page)
-	// A member of an unexpected type is left zero; what matters is the id.
-	if typeError := (*json.UnmarshalTypeError)(nil); err != nil && !errors.As(err, &typeError) {
-		return nil, fmt.Errorf("not JSON: %w", err)
-	}
-	seen := map[string]bool{"": true}
-	models := slices.DeleteFunc(page.Data, func(c card) bool {
-		double := seen[c.ID]
-		seen[c.ID] = true
-		return double
-	})
-	if len(models) == 0 {
-		return nil, errors.New("lists no model")
-	}
-	return models, nil
-}
-
-func (f *fleet) get(ctx context.Context, m *member, page string) (*http.Response, error) {
-	r := m.replica
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+r.Addr+r.BasePath+page, nil)
-	if err != nil {
-		return nil, err
-	}
-	req.Host = r.Host
-	req.Header.Set("User-Agent", "inferrail")
-	resp, err := f.client.Do(req)
-	if err != nil {
-		// The addresses in it are left out: the log line has the URL, and a
-		// local port that differs each time would make each failure look new.
-		if op := (*net.OpError)(nil); errors.As(err, &op) && !op.Timeout() {
-			err = fmt.Errorf("%s: %w", op.Op, op.Err)
-		} else if inner := errors.Unwrap(err); inner != nil {
-			err = inner
-		}
-		if errors.Is(err, context.DeadlineExceeded) {
-			err = errSilent
-		}
-		return nil, fmt.Errorf("GET %s: %w", page, err)
-	}
-	return resp, nil
-}
-
-// resolve returns the addresses behind the member's name, in order, or nil.
-func (f *fleet) resolve(ctx context.Context, m *member) []netip.AddrPort {
-	host, port, err := net.SplitHostPort(m.replica.Addr)
-	if err != nil {
-		return nil
-	}
-	if ap, err := netip.ParseAddrPort(m.replica.Addr); err == nil {
-		return []netip.AddrPort{ap}
-	}
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
-	defer cancel()
-	n, err := net.DefaultResolver.LookupPort(ctx, "tcp", port)
-	if err != nil {
-		return nil
-	}
-	ips, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
-	if err != nil {
-		return nil
-	}
-	var addrs []netip.AddrPort
-	for _, ip := range ips {
-		addrs = append(addrs, netip.AddrPortFrom(ip.Unmap(), uint16(n)))
-	}
-	slices.SortFunc(addrs, netip.AddrPort.Compare)
-	return slices.Compact(addrs)
 }
 
 func (f *fleet) enginesLocked() {
 	var all []netip.AddrPort
 	for _, m := range f.members {
+		all = append(all, m.addrs...)
+	}
+	// What has left is still sent to by those that it answers.
+	for _, m := range f.leaving {
 		all = append(all, m.addrs...)
 	}
 	slices.SortFunc(all, netip.AddrPort.Compare)
@@ -371,8 +309,9 @@ func (f *fleet) enginesLocked() {
 // for it is answered "unavailable", not "unknown".
 func (f *fleet) publishLocked() {
 	s := &proxy.Fleet{Models: map[string]*proxy.Model{}}
-	defaultPolicy := policies[f.cfg.Routing.DefaultPolicy]
-	for _, mc := range f.cfg.Models {
+	cfg := f.cfg.Load()
+	defaultPolicy := policies[cfg.Routing.DefaultPolicy]
+	for _, mc := range cfg.Models {
 		choose := defaultPolicy
 		if mc.Policy != "" {
 			choose = policies[mc.Policy]
@@ -399,14 +338,17 @@ func (f *fleet) publishLocked() {
 			if n := int64(c.MaxModelLen); n > 0 && (model.MaxModelLen == 0 || n < model.MaxModelLen) {
 				model.MaxModelLen = n
 			}
-			if m.up {
+			if model.Root == "" {
+				model.Root, model.Parent = c.Root, c.Parent
+			}
+			if m.vitals.standing == up {
 				model.Replicas = append(model.Replicas, m.replica)
 			}
 		}
 	}
-	f.addSilentLocked(s)
+	f.addLastResortLocked(s)
 	slices.SortFunc(s.Listed, func(a, b *proxy.Model) int { return strings.Compare(a.Name, b.Name) })
-	for _, mc := range f.cfg.Models {
+	for _, mc := range cfg.Models {
 		for _, alias := range mc.Aliases {
 			if s.Models[alias] == nil {
 				s.Models[mc.Name].Aliases = append(s.Models[mc.Name].Aliases, alias)
@@ -421,17 +363,23 @@ func (f *fleet) publishLocked() {
 	f.publish(s)
 }
 
-// addSilentLocked gives models that have no replica those that do not answer
-// checks in time: an engine under full load looks like that, and to try it is
-// better than to refuse every request.
-func (f *fleet) addSilentLocked(s *proxy.Fleet) {
+// addLastResortLocked gives models that have no replica those that may be well
+// all the same, because to try them is better than to refuse every request:
+// replicas that are ejected, and if there is none, those that do not answer
+// checks in time, as an engine under full load.
+func (f *fleet) addLastResortLocked(s *proxy.Fleet) {
 	for _, model := range s.Listed {
-		if len(model.Replicas) > 0 {
-			continue
-		}
-		for _, m := range f.members {
-			if m.silent && slices.ContainsFunc(m.models, func(c card) bool { return c.ID == model.Name }) {
-				model.Replicas = append(model.Replicas, m.replica)
+		for _, may := range []func(m *member) bool{
+			func(m *member) bool { return m.vitals.standing == ejected },
+			func(m *member) bool { return m.silent },
+		} {
+			if len(model.Replicas) > 0 {
+				break
+			}
+			for _, m := range f.members {
+				if may(m) && slices.ContainsFunc(m.models, func(c card) bool { return c.ID == model.Name }) {
+					model.Replicas = append(model.Replicas, m.replica)
+				}
 			}
 		}
 	}
@@ -449,25 +397,69 @@ func (f *fleet) upCount() (up, of int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, m := range f.members {
-		if m.up {
+		if m.takesRequests() {
 			up++
 		}
 	}
 	return up, len(f.members)
 }
 
+func (m *member) takesRequests() bool { return m.vitals.standing == up }
+
 // routes tells whether a request for any model can be sent on.
 func (f *fleet) routes() bool {
 	return slices.ContainsFunc(f.current().Listed, func(m *proxy.Model) bool { return len(m.Replicas) > 0 })
+}
+
+// ailments names, each in a few words, the replicas that take no requests and
+// the sources of discovery that fail.
+func (f *fleet) ailments() []string {
+	var out []string
+	f.mu.Lock()
+	now := time.Now()
+	for _, m := range f.members {
+		state := ""
+		switch m.vitals.standing {
+		case up:
+			continue
+		case ejected:
+			state = fmt.Sprintf("is ejected for %v", max(m.vitals.until.Sub(now), 0).Round(100*time.Millisecond))
+		case down:
+			state = "is down"
+		case joining:
+			state = "has not come up"
+		}
+		if why := m.reason(); why != "" {
+			state += " (" + why + ")"
+		}
+		out = append(out, "replica "+m.id+" "+state)
+	}
+	f.mu.Unlock()
+	for _, s := range f.discovery.status() {
+		if s.Error != "" {
+			out = append(out, "discovery "+s.Source+" fails ("+s.Error+")")
+		}
+	}
+	return out
+}
+
+// reason is why the member takes no requests, for people.
+func (m *member) reason() string {
+	if m.vitals.standing == ejected {
+		return m.cause
+	}
+	return m.why
 }
 
 // replicaID names the replica that has a slot, for people.
 func (f *fleet) replicaID(slot int) string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for _, m := range f.members {
-		if m.replica.Slot == slot {
-			return m.cfg.ID
+	for _, list := range [][]*member{f.members, f.leaving} {
+		for _, m := range list {
+			if m.replica.Slot == slot {
+				return m.id
+			}
 		}
 	}
 	return strconv.Itoa(slot)
@@ -476,14 +468,22 @@ func (f *fleet) replicaID(slot int) string {
 // status is what /debug/fleet shows.
 func (f *fleet) status() any {
 	type replica struct {
-		Slot     int      `json:"slot"`
-		ID       string   `json:"id"`
-		URL      string   `json:"url"`
-		Up       bool     `json:"up"`
-		Why      string   `json:"why,omitempty"`
-		Failures int      `json:"failed_checks"`
-		InFlight int      `json:"in_flight"`
-		Models   []string `json:"models"`
+		Slot     int        `json:"slot"`
+		ID       string     `json:"id"`
+		URL      string     `json:"url"`
+		Source   string     `json:"source"`
+		Engine   string     `json:"engine"`
+		State    string     `json:"state"`
+		Up       bool       `json:"up"`
+		Why      string     `json:"why,omitempty"`
+		Until    *time.Time `json:"ejected_until,omitempty"`
+		Ejected  int        `json:"ejections"`
+		Checks   int        `json:"failed_checks"`
+		Requests int        `json:"failed_requests"`
+		Share    float64    `json:"share"`
+		InFlight int        `json:"in_flight"`
+		Pending  int        `json:"pending"`
+		Models   []string   `json:"models"`
 	}
 	type model struct {
 		Name     string   `json:"name"`
@@ -492,14 +492,25 @@ func (f *fleet) status() any {
 		Replicas []string `json:"replicas"`
 	}
 	out := struct {
-		Replicas []replica `json:"replicas"`
-		Models   []model   `json:"models"`
-	}{[]replica{}, []model{}}
+		Replicas  []replica      `json:"replicas"`
+		Models    []model        `json:"models"`
+		Discovery []sourceStatus `json:"discovery"`
+	}{[]replica{}, []model{}, f.discovery.status()}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for _, m := range f.members {
-		out.Replicas = append(out.Replicas, replica{
-			m.replica.Slot, m.cfg.ID, m.cfg.URL, m.up, m.why, m.failures, m.replica.InFlight(), names(m.models)})
+	now := time.Now()
+	for _, m := range slices.Concat(f.members, f.leaving) {
+		row := replica{
+			m.replica.Slot, m.id, m.url, m.source, m.cfg.Engine, m.vitals.standing.String(), m.takesRequests(),
+			m.reason(), nil, m.vitals.ejections, m.vitals.failedChecks, m.replica.Failures(),
+			m.replica.Share(now), m.replica.InFlight(), m.replica.Pending(), names(m.models)}
+		if until := m.vitals.until; !until.IsZero() {
+			row.Until = &until
+		}
+		if !m.gone.IsZero() {
+			row.State, row.Up, row.Why, row.Until = "leaving", false, "", nil
+		}
+		out.Replicas = append(out.Replicas, row)
 	}
 	for _, m := range f.snapshot.Listed {
 		row := model{m.Name, append([]string{}, m.Aliases...), policyName(m.Policy), []string{}}
@@ -526,22 +537,48 @@ func names(cards []card) []string {
 	return out
 }
 
-var replicaUpDesc = prometheus.NewDesc("inferrail_replica_up",
-	"1 when the replica takes requests.", []string{"replica"}, nil)
+var (
+	replicaUpDesc = prometheus.NewDesc("inferrail_replica_up",
+		"1 when the replica takes requests.", []string{"replica"}, nil)
+	replicaStateDesc = prometheus.NewDesc("inferrail_replica_state",
+		"1 for the state the replica is in, 0 for the others.", []string{"replica", "state"}, nil)
+	replicaEjectionsDesc = prometheus.NewDesc("inferrail_replica_ejections_total",
+		"Times that the replica was ejected because requests failed there.", []string{"replica"}, nil)
+	discoveryUpDesc = prometheus.NewDesc("inferrail_discovery_up",
+		"1 when the source of discovery answered when it was asked last.", []string{"source"}, nil)
+)
 
 // Describe implements prometheus.Collector.
-func (f *fleet) Describe(ch chan<- *prometheus.Desc) { ch <- replicaUpDesc }
+func (f *fleet) Describe(ch chan<- *prometheus.Desc) {
+	ch <- replicaUpDesc
+	ch <- replicaStateDesc
+	ch <- replicaEjectionsDesc
+	ch <- discoveryUpDesc
+}
 
-// Collect implements prometheus.Collector.
+// Collect implements prometheus.Collector. A replica that has left has no
+// series.
 func (f *fleet) Collect(ch chan<- prometheus.Metric) {
+	one := func(ok bool) float64 {
+		if ok {
+			return 1
+		}
+		return 0
+	}
+	gauge := func(desc *prometheus.Desc, value float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)
+	}
+	for _, s := range f.discovery.status() {
+		gauge(discoveryUpDesc, one(s.Error == ""), s.Source)
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, m := range f.members {
-		up := 0.0
-		if m.up {
-			up = 1
+		gauge(replicaUpDesc, one(m.takesRequests()), m.id)
+		for _, s := range standings {
+			gauge(replicaStateDesc, one(m.vitals.standing == s), m.id, s.String())
 		}
-		ch <- prometheus.MustNewConstMetric(replicaUpDesc, prometheus.GaugeValue, up, m.cfg.ID)
+		ch <- prometheus.MustNewConstMetric(replicaEjectionsDesc, prometheus.CounterValue, float64(m.vitals.ejections), m.id)
 	}
 }
 

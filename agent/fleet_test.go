@@ -1,15 +1,24 @@
 package agent
 
 import (
+	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"math/rand/v2"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -35,9 +44,15 @@ func newStage(t *testing.T, models []ModelConfig, replicas ...ReplicaConfig) *st
 	if err := c.Validate(); err != nil {
 		t.Fatal(err)
 	}
+	return newStageOf(t, &c)
+}
+
+// newStageOf is a fleet with a whole configuration. What prepare does is done
+// before the fleet starts.
+func newStageOf(t *testing.T, c *Config, prepare ...func(*fleet)) *stage {
+	t.Helper()
 	s := &stage{T: t}
-	var err error
-	s.fleet, err = startFleet(&c, testLog(t), func(f *proxy.Fleet) {
+	s.fleet = newFleet(c, testLog(t), func(f *proxy.Fleet) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.published = f
@@ -46,7 +61,10 @@ func newStage(t *testing.T, models []ModelConfig, replicas ...ReplicaConfig) *st
 		defer s.mu.Unlock()
 		s.engines = engines
 	})
-	if err != nil {
+	for _, p := range prepare {
+		p(s.fleet)
+	}
+	if err := s.fleet.start(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.fleet.close)
@@ -259,6 +277,386 @@ func TestSilentEngineIsTheLastResort(t *testing.T) {
 	if s.fleet.routes() {
 		t.Error("a fleet of dead engines takes requests")
 	}
+}
+
+// quick is a configuration whose health checks come every 10 ms.
+func quick(replicas ...ReplicaConfig) *Config {
+	c := DefaultConfig()
+	c.Health.Interval = 10 * time.Millisecond
+	c.Replicas = replicas
+	return &c
+}
+
+// fail tells the fleet of the third request in a row that has failed at r.
+func fail(r *proxy.Replica) { r.OnFailure(3, errors.New("it was closed before an answer")) }
+
+// An engine that answers its checks while requests fail is ejected for a time
+// and then takes less than its share.
+func TestFailingRequestsEject(t *testing.T) {
+	a, b := startEngine(t, 0, "m"), startEngine(t, 0, "m")
+	c := quick(ReplicaConfig{ID: "a", URL: a.URL()}, ReplicaConfig{ID: "b", URL: b.URL()})
+	c.Health.EjectionBackoff, c.Health.SlowStart = 2*time.Second, time.Hour
+	s := newStageOf(t, c)
+	s.expect("m=a,b")
+	first := s.replica("m")
+	if share := first.Share(time.Now()); share != 1 {
+		t.Errorf("a fleet that starts gives the first replica %v of its share", share)
+	}
+	first.OnFailure(2, errors.New("refused"))
+	if got := s.models(); got != "m=a,b" {
+		t.Fatalf("two failures of three eject: %q", got)
+	}
+	began := time.Now()
+	fail(first)
+	if got := s.models(); got != "m=b" {
+		t.Fatalf("the third failure is over and the fleet is %q", got)
+	}
+	t.Logf("ejected after %v", time.Since(began))
+	s.expectPage(`"state": "ejected"`, `"why": "it was closed before an answer"`, `"ejections": 1`, `"ejected_until": "`)
+	if got := strings.Join(s.fleet.ailments(), "; "); !strings.Contains(got, "replica a is ejected for ") ||
+		!strings.Contains(got, "(it was closed before an answer)") {
+		t.Errorf("what is wrong: %q", got)
+	}
+	// More than half of the model: b stays, whatever happens there.
+	other := s.replica("m")
+	fail(other)
+	if got := s.models(); got != "m=b" {
+		t.Fatalf("both replicas are ejected, or one came back: %q", got)
+	}
+	s.expect("m=a,b")
+	if d := time.Since(began); d < c.Health.EjectionBackoff {
+		t.Errorf("it was back after %v, before its time; good checks must not call it back", d)
+	}
+	if share := first.Share(time.Now()); share > 0.5 {
+		t.Errorf("it is back with %v of its share", share)
+	}
+}
+
+func (s *stage) expectPage(contains ...string) {
+	s.Helper()
+	text, err := json.MarshalIndent(s.fleet.status(), "", "  ")
+	if err != nil {
+		s.Fatal(err)
+	}
+	for _, want := range contains {
+		if !strings.Contains(string(text), want) {
+			s.Errorf("the page lacks %s:\n%s", want, text)
+		}
+	}
+}
+
+// A crashed engine under load: requests that fail there eject it, and ask for
+// the check that finds it down; the next one in turn is an hour away. No client
+// hears of it.
+func TestCrashUnderLoadIsFoundAtOnce(t *testing.T) {
+	first, second := startEngine(t, 0, "m"), startEngine(t, 0, "m")
+	c := testConfig(first, second)
+	c.Health.Interval, c.Health.SlowStart = time.Hour, time.Hour
+	a := startAgent(t, c)
+	s := &stage{T: t, fleet: a.fleet}
+	m := s.member("r0")
+	ctx, cancel := context.WithCancel(t.Context())
+	var clients sync.WaitGroup
+	defer clients.Wait() // whatever happens
+	defer cancel()
+	var answered atomic.Int64
+	for range 4 {
+		clients.Go(func() {
+			client := &http.Client{Transport: &http.Transport{}}
+			defer client.CloseIdleConnections()
+			for ctx.Err() == nil {
+				resp, err := client.Post("http://"+a.Addr().String()+"/v1/completions", "application/json",
+					strings.NewReader(`{"model":"m","prompt":"hi","max_tokens":1}`))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if body, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode != 200 {
+					t.Errorf("status %d, %v: %s", resp.StatusCode, err, body)
+				}
+				resp.Body.Close()
+				answered.Add(1)
+			}
+		})
+	}
+	atWork := func(n int64) {
+		t.Helper()
+		at := answered.Load()
+		eventually(t, func() bool { return t.Failed() || answered.Load() >= at+n }, func() string { return "no request is answered" })
+	}
+	atWork(50)
+	began := time.Now()
+	first.Close()
+	closed := time.Since(began)
+	var out time.Duration
+	eventually(t, func() bool {
+		out = time.Since(began)
+		return !slices.Contains(a.fleet.current().Models["m"].Replicas, m.replica)
+	}, func() string { return "requests are still sent to a dead engine" })
+	eventually(t, func() bool { return s.standing("r0") == down }, func() string { return "it is not down" })
+	t.Logf("closed after %v, out after %v, down after %v", closed, out, time.Since(began))
+	if out > 2*time.Second {
+		t.Errorf("it took %v to take out a dead engine", out)
+	}
+	atWork(50)
+	if _, body := page(t, a, "/metrics"); !strings.Contains(body, `inferrail_replica_state{replica="r0",state="down"} 1`) ||
+		!strings.Contains(body, `inferrail_replica_state{replica="r0",state="up"} 0`) ||
+		!strings.Contains(body, `inferrail_replica_ejections_total{replica="r1"} 0`) ||
+		strings.Contains(body, `inferrail_replica_ejections_total{replica="r0"} 0`) {
+		t.Errorf("the metrics do not tell of it: %s", body)
+	}
+	if status, body := page(t, a, "/readyz"); status != 200 || !strings.HasPrefix(body, "degraded: replica r0 is down (GET ") {
+		t.Errorf("readyz: %d %s", status, body)
+	}
+
+	// It is started again; the check that would find that out is an hour away.
+	startEngine(t, portOf(t, first.Addr()), "m")
+	m.poke()
+	eventually(t, func() bool { return s.standing("r0") == up }, func() string { return "it does not come back" })
+	if share := m.replica.Share(time.Now()); share > 0.5 {
+		t.Errorf("it is back with %v of its share", share)
+	}
+	atWork(50)
+	cancel()
+	clients.Wait()
+	stopped(t, a)
+}
+
+func (s *stage) member(id string) *member {
+	s.Helper()
+	s.fleet.mu.Lock()
+	defer s.fleet.mu.Unlock()
+	for _, m := range s.fleet.members {
+		if m.id == id {
+			return m
+		}
+	}
+	s.Fatalf("%s is no member", id)
+	return nil
+}
+
+// standing is how a member stands now.
+func (s *stage) standing(id string) standing {
+	m := s.member(id)
+	s.fleet.mu.Lock()
+	defer s.fleet.mu.Unlock()
+	return m.vitals.standing
+}
+
+// A flapping engine: each of its returns is followed by failures.
+func TestFlappingEngineIsEjectedEachTime(t *testing.T) {
+	a, b := startEngine(t, 0, "m"), startEngine(t, 0, "m")
+	c := quick(ReplicaConfig{ID: "a", URL: a.URL()}, ReplicaConfig{ID: "b", URL: b.URL()})
+	c.Health.EjectionBackoff = 40 * time.Millisecond
+	s := newStageOf(t, c)
+	s.expect("m=a,b")
+	r := s.replica("m")
+	for range 4 {
+		began := time.Now()
+		fail(r)
+		s.expect("m=a,b")
+		if d := time.Since(began); d < c.Health.EjectionBackoff {
+			t.Errorf("it was out for %v only", d)
+		}
+	}
+	s.expectPage(`"ejections": 4`)
+}
+
+// When all else is down, those that are ejected are tried after all.
+func TestEjectedReplicaIsTheLastResort(t *testing.T) {
+	a, b := startEngine(t, 0, "m"), startEngine(t, 0, "m")
+	c := quick(ReplicaConfig{ID: "a", URL: a.URL()}, ReplicaConfig{ID: "b", URL: b.URL()})
+	c.Health.EjectionBackoff = time.Hour
+	s := newStageOf(t, c)
+	s.expect("m=a,b")
+	fail(s.replica("m"))
+	s.expect("m=b")
+	b.Close()
+	s.expect("m=a")
+	if got := s.standing("a"); got != ejected {
+		t.Errorf("a is %v", got)
+	}
+}
+
+// What joins a fleet at work warms up first.
+func TestLateMemberStartsSlowly(t *testing.T) {
+	a, b := startEngine(t, 0, "m"), startEngine(t, 0, "m")
+	c := quick(ReplicaConfig{ID: "a", URL: a.URL()})
+	c.Health.SlowStart = time.Hour
+	s := newStageOf(t, c)
+	s.expect("m=a")
+	more := *c
+	more.Replicas = []ReplicaConfig{{ID: "b", URL: b.URL()}, c.Replicas[0]}
+	if err := s.fleet.reconfigure(&more); err != nil {
+		t.Fatal(err)
+	}
+	s.expect("m=b,a")
+	if share := s.replica("m").Share(time.Now()); share > 0.5 {
+		t.Errorf("b begins with %v of its share", share)
+	}
+}
+
+func TestReconfigureKeepsMembers(t *testing.T) {
+	a, b := startEngine(t, 0, "m", "x"), startEngine(t, 0, "m")
+	c := quick(ReplicaConfig{ID: "a", URL: a.URL()}, ReplicaConfig{ID: "b", URL: b.URL()})
+	s := newStageOf(t, c)
+	s.expect("m=a,b x=a")
+	r := s.replica("m")
+
+	// Other numbers, an alias, and models of its own for a.
+	next := *c
+	next.Health.Interval = time.Hour
+	next.Models = []ModelConfig{{Name: "m", Aliases: []string{"y"}}}
+	next.Replicas = []ReplicaConfig{{ID: "a", URL: a.URL(), Models: []string{"m"}, MaxConcurrency: 7}}
+	if err := s.fleet.reconfigure(&next); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.models(); got != "m(y)=a" {
+		t.Errorf("b is not gone at once, or something else is wrong: %q", got)
+	}
+	if s.replica("m") != r {
+		t.Error("a is another replica now")
+	}
+	// And back: its models are asked for again, though no check was due.
+	if err := s.fleet.reconfigure(c); err != nil {
+		t.Fatal(err)
+	}
+	s.expect("m=a,b x=a")
+	if s.replica("m") != r {
+		t.Error("a is another replica now")
+	}
+}
+
+func TestKeyFile(t *testing.T) {
+	engine, err := simulator.Start(simulator.Config{ServedModelName: []string{"m"}, APIKey: "secret-1", ZeroLatency: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer engine.Close()
+	file := filepath.Join(t.TempDir(), "key")
+	rc := ReplicaConfig{ID: "a", URL: engine.URL(), APIKeyFile: file}
+	s := newStageOf(t, quick(rc))
+	s.expectPage("api_key_file: open ", "no such file or directory")
+	write := func(text string) {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	why := func(want string) {
+		t.Helper()
+		eventually(t, func() bool { return strings.Contains(strings.Join(s.fleet.ailments(), ""), want) },
+			func() string { return fmt.Sprintf("%q does not say %q", s.fleet.ailments(), want) })
+	}
+	write("\n")
+	why("is empty")
+	write("secret-2\n")
+	why("status 401; give its api_key")
+	write("secret-1\n")
+	s.expect("m=a")
+	// The same key, now in the configuration, and then a wrong one.
+	c := quick(ReplicaConfig{ID: "a", URL: engine.URL(), APIKey: "secret-1"})
+	if err := s.fleet.reconfigure(c); err != nil {
+		t.Fatal(err)
+	}
+	s.expect("m=a")
+	if err := s.fleet.reconfigure(quick(ReplicaConfig{ID: "a", URL: engine.URL(), APIKey: "secret-3"})); err != nil {
+		t.Fatal(err)
+	}
+	s.expect("m=")
+	text, err := json.Marshal(s.fleet.status())
+	if err != nil || strings.Contains(string(text), "secret") {
+		t.Errorf("%v, or a key is shown: %s", err, text)
+	}
+}
+
+func TestAdapterKnowsItsModel(t *testing.T) {
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/v1/models" {
+			fmt.Fprint(w, `{"data":[{"id":"base","root":"org/base","parent":null},{"id":"tuned","root":"/adapters/tuned","parent":"base"}]}`)
+		}
+	}))
+	defer engine.Close()
+	s := newStageOf(t, quick(ReplicaConfig{ID: "a", URL: engine.URL}))
+	s.expect("base=a tuned=a")
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	base, tuned := s.published.Models["base"], s.published.Models["tuned"]
+	if base.Root != "org/base" || base.Parent != "" || tuned.Root != "/adapters/tuned" || tuned.Parent != "base" {
+		t.Errorf("%+v, %+v", base, tuned)
+	}
+}
+
+// Members that come and go at random, against a model that knows only which
+// are wanted: who is wanted is a member in that order, one that stayed is the
+// same replica, and no two replicas that are not released share a slot.
+func TestApplyAgainstNaiveModel(t *testing.T) {
+	c := quick()
+	c.Health.Interval = time.Hour
+	s := newStageOf(t, c)
+	f := s.fleet
+	rng := rand.New(rand.NewPCG(3, 4))
+	replicas := map[string]*proxy.Replica{} // of those that are not released
+	for step := range 300 {
+		// Port 1 of loopback addresses refuses at once.
+		var wanted []finding
+		for _, i := range rng.Perm(8)[:rng.IntN(9)] {
+			wanted = append(wanted, finding{source: "test", ReplicaConfig: ReplicaConfig{
+				ID: fmt.Sprint("r", i), URL: fmt.Sprintf("http://127.0.0.%d:1", 1+i+rng.IntN(2)*100)}})
+		}
+		if err := f.apply(wanted); err != nil {
+			t.Fatal(err)
+		}
+		f.mu.Lock()
+		if len(f.members) != len(wanted) {
+			t.Fatalf("step %d: %d members, want %d", step, len(f.members), len(wanted))
+		}
+		alive := map[string]*proxy.Replica{}
+		taken := map[int]string{}
+		for i, m := range slices.Concat(f.members, f.leaving) {
+			name := m.id + " " + m.url
+			if i < len(wanted) && name != wanted[i].ID+" "+wanted[i].URL {
+				t.Errorf("step %d: member %d is %s, want %s", step, i, name, wanted[i].URL)
+			}
+			if (i < len(wanted)) != m.gone.IsZero() {
+				t.Errorf("step %d: %s has left at %v", step, name, m.gone)
+			}
+			if r := replicas[name]; r != nil && r != m.replica && alive[name] == nil {
+				t.Errorf("step %d: %s was not released and is another replica", step, name)
+			}
+			if other, ok := taken[m.replica.Slot]; ok {
+				t.Errorf("step %d: %s and %s share slot %d", step, name, other, m.replica.Slot)
+			}
+			if !f.slots.taken[m.replica.Slot] {
+				t.Errorf("step %d: the slot of %s is not taken", step, name)
+			}
+			alive[name], taken[m.replica.Slot] = m.replica, name
+		}
+		count := 0
+		for _, t := range f.slots.taken {
+			if t {
+				count++
+			}
+		}
+		if count != len(taken) {
+			t.Errorf("step %d: %d slots are taken by %d", step, count, len(taken))
+		}
+		if len(f.health.members) != len(f.members) {
+			t.Errorf("step %d: health knows %d of %d members", step, len(f.health.members), len(f.members))
+		}
+		replicas = alive
+		f.mu.Unlock()
+		if t.Failed() {
+			t.FailNow()
+		}
+	}
+	if err := f.apply(nil); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() bool {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return len(f.leaving) == 0 && !slices.Contains(f.slots.taken, true)
+	}, func() string { return "those that have left are not released" })
 }
 
 func TestParseModelsSuccess(t *testing.T) {

@@ -346,3 +346,31 @@ func TestKeysAreReloaded(t *testing.T) {
 	reload("# none\n")
 	f("", 200)
 }
+
+// A replica that is added serves, one that is removed finishes its stream and
+// takes no more; nobody sees a failure.
+func TestReplicasAreReloaded(t *testing.T) {
+	first, second := slowEngine(t), startEngine(t, 0, "m")
+	entry := func(id, url string) string { return "replicas: [{id: " + id + ", url: " + url + "}]\n" }
+	l := followed(t, testConfig(), entry("first", first.URL()))
+	stream := bufio.NewReader(ask(t, l.Agent, 20).Body)
+	if _, err := stream.ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+	clients := callersOf(l.Addr().String(), 1, 1)
+	write(t, l.file, []byte(entry("second", second.URL())))
+	l.hangup <- syscall.SIGHUP
+	l.says("configuration changed", "key=replicas[first]", "new=(absent)")
+	l.says("configuration changed", "key=replicas[second]", "new=(present)")
+	eventually(t, func() bool {
+		resp := ask(t, l.Agent, 1)
+		io.Copy(io.Discard, resp.Body)
+		return resp.Header.Get("x-inferrail-replica") == "second"
+	}, func() string { return "the new replica gets no request" })
+	l.ready("ok\n")
+	clients.end(t)
+	rest, err := io.ReadAll(stream)
+	if err != nil || !strings.HasSuffix(string(rest), "data: [DONE]\n\n") {
+		t.Errorf("the stream was cut: %v, %q", err, rest)
+	}
+}

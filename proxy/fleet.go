@@ -79,6 +79,10 @@ func (r *Replica) SlowStart(now time.Time, d time.Duration) {
 	r.warmth.length.Store(int64(d))
 }
 
+// Share is the part of its share that the replica takes now: 1 unless it is in
+// a slow start.
+func (r *Replica) Share(now time.Time) float64 { return r.warmth.share(now) }
+
 // Evacuate sends the requests that wait for their first byte to other
 // replicas, as far as there are others: this one has failed its health check.
 func (r *Replica) Evacuate() { r.gate.evacuate() }

@@ -47,6 +47,7 @@ var onlyIn = []struct {
 }{
 	{path: "github.com/cilium/ebpf", folders: []string{"bpf"}},
 	{path: "github.com/alecthomas/kong", folders: []string{"cmd"}},
+	{path: "github.com/miekg/dns", folders: []string{"agent"}},
 	{path: "github.com/vishvananda/netlink", folders: []string{"agent", "bench"}, tests: []string{"bpf", "cmd"}},
 	{path: "github.com/cockroachdb/datadriven", tests: []string{"agent", "proxy", "policy", "index", "simulator", "bench", "bpf", "cmd"}},
 	{path: "testing", tests: []string{"agent", "proxy", "policy", "index", "simulator", "bench", "bpf", "cmd"}},
