@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"bytes"
 	"strconv"
 	"sync"
 	"syscall"
@@ -140,14 +141,16 @@ func (r *relay) unlock() {
 }
 
 // between reports that the relay is over, and that the client's socket was
-// given, and where the kernel carried it has taken, a whole number of chunks of
-// a body that is not over.
+// given, and where the kernel carried it has taken, a whole number of events,
+// each in a chunk that is whole, of a body that is not over.
 func (r *relay) between() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.state == relayDone && !r.untilClose && !r.decode && !r.frames.Fixed &&
-		r.frames.Step == StepSizeStart && len(r.rest) == 0 && !r.armed &&
-		(r.splice == nil || r.splice.Settled())
+	if r.state != relayDone || r.untilClose || r.decode || r.frames.Fixed || r.frames.Step != StepSizeStart ||
+		len(r.rest) > 0 || r.armed || r.splice != nil && !r.splice.Settled() {
+		return false
+	}
+	return len(r.tail) == 0 || bytes.HasSuffix(r.tail, []byte("\n\n\r\n")) || bytes.HasSuffix(r.tail, []byte("\r\n\r\n\r\n"))
 }
 
 // stalled reports whether the client has taken nothing for limit though

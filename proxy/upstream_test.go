@@ -180,12 +180,17 @@ func TestEngineBreaks(t *testing.T) {
 			// Either a reset, or a body without its end that tells why.
 			all, err := io.ReadAll(c.br)
 			_, told, _ := bytes.Cut(all, []byte(`data: {"error":{"message":"The engine's answer `))
+			if whole := strings.HasSuffix(response, "\n\n\r\n"); whole != (told != nil) {
+				t.Errorf("the client got %q", all)
+			}
 			if err == nil && (told == nil || bytes.Contains(all, []byte("\r\n0\r\n"))) {
 				t.Errorf("the client got %q and a clean end", all)
 			}
 			eventually(t, time.Second, "the failure is counted", func() bool { return r.outcome(outcome) == 1 })
 		})
 	}
+	f("events, FIN", chunkedHead+chunk("data: x\n\n"), false, "engine_broke")
+	f("half an event, FIN", chunkedHead+chunk("data: x\n"), false, "engine_broke")
 	f("chunked, FIN", chunkedHead+chunk("x"), false, "engine_broke")
 	f("chunked, RST", chunkedHead+chunk("x"), true, "engine_broke")
 	f("within a chunk", chunkedHead+"5\r\nhel", false, "engine_broke")
