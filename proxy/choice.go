@@ -12,11 +12,10 @@ import (
 // choose picks a replica that has not failed the request and takes a place
 // there; when all are full, it lines up at one that has room.
 func (x *exchange) choose() failure {
-	// The fleet may have changed since the request was read.
-	if now := x.c.s.fleet.Load().Models[x.model.Name]; now != nil {
-		x.model = now
-	}
 	for {
+		// The fleet may have changed since the request was read, or while it
+		// was in line.
+		x.model = x.known()
 		r, full := x.pick(false)
 		if r == nil && full {
 			if r, _ = x.pick(true); r == nil {
@@ -87,16 +86,16 @@ func (x *exchange) lineUp(r *Replica) failure {
 	if !r.gate.queue(c) {
 		return overloaded
 	}
+	// After expect no news is lost; what came before it is looked for.
 	for !c.place.admitted.Load() {
-		f := c.wait(queueTimeout)
-		if f == none {
-			// After expect no news is lost; what came before it is looked for.
-			c.expect(x.until)
-			if r.gate.evacuations.Load() != x.evacuated && x.otherThan(r) {
-				f = overloaded
+		f := overloaded
+		if !x.betterThan(r) {
+			if f = c.wait(queueTimeout); f == none {
+				c.expect(x.until)
+				continue
 			}
 		}
-		if f != none && r.gate.unqueue(c) {
+		if r.gate.unqueue(c) {
 			return f
 		}
 	}
@@ -104,22 +103,37 @@ func (x *exchange) lineUp(r *Replica) failure {
 	return none
 }
 
-// elsewhere reports whether another replica could take the request now.
-func (x *exchange) elsewhere() bool { return x.otherThan(x.replica) }
+// betterThan reports that the request should leave the line at r: another
+// replica has a free place, or has room while r takes no more requests or has
+// failed its health check.
+func (x *exchange) betterThan(r *Replica) bool {
+	gone := r.gate.evacuations.Load() != x.evacuated || !slices.Contains(x.known().Replicas, r)
+	return x.other(r, true, func(g *gate) bool { return g.free() || gone && g.roomy() })
+}
 
-func (x *exchange) otherThan(here *Replica) bool {
-	model := x.model
-	if now := x.c.s.fleet.Load().Models[model.Name]; now != nil {
-		model = now
-	}
-	return slices.ContainsFunc(model.Replicas, func(r *Replica) bool {
-		return r != here && !slices.Contains(x.tried, r) && (r.gate.free() || r.gate.roomy())
+// elsewhere reports whether another replica that has not failed the request
+// could take it now.
+func (x *exchange) elsewhere() bool { return x.other(x.replica, true, (*gate).open) }
+
+// other reports whether the gate of a replica that is not here is as wanted.
+func (x *exchange) other(here *Replica, untried bool, wanted func(*gate) bool) bool {
+	return slices.ContainsFunc(x.known().Replicas, func(r *Replica) bool {
+		return r != here && !(untried && slices.Contains(x.tried, r)) && wanted(&r.gate)
 	})
 }
 
+// known is the request's model as the fleet has it now.
+func (x *exchange) known() *Model {
+	if now := x.c.s.fleet.Load().Models[x.model.Name]; now != nil {
+		return now
+	}
+	return x.model
+}
+
 // sentAway reports that the replica has failed its health check while the
-// request waits for its first byte, and that there is another one for it.
+// request waits for its first byte, and that there is another one for it: one
+// that has failed the request before is still better.
 func (x *exchange) sentAway() bool {
 	r := x.replica
-	return r != nil && r.gate.evacuations.Load() != x.evacuated && x.elsewhere()
+	return r != nil && r.gate.evacuations.Load() != x.evacuated && x.other(r, false, (*gate).open)
 }

@@ -87,6 +87,12 @@ func (r *Replica) Share(now time.Time) float64 { return r.warmth.share(now) }
 // replicas, as far as there are others: this one has failed its health check.
 func (r *Replica) Evacuate() { r.gate.evacuate() }
 
+// Reconsider lets the requests that wait for their turn look for a better place:
+// the fleet has changed. Those that find another replica with a free place go
+// there; when the snapshot does not hold this one any more, they go to the line
+// of another as well.
+func (r *Replica) Reconsider() { r.gate.reconsider() }
+
 // InFlight is the number of requests sent to the replica and not finished.
 func (r *Replica) InFlight() int { return int(r.gate.inside.Load()) }
 

@@ -56,6 +56,9 @@ func (g *gate) free() bool {
 
 func (g *gate) roomy() bool { return g.pending.Load() < g.room.Load() }
 
+// open reports that a request would be let in, or could line up.
+func (g *gate) open() bool { return g.free() || g.roomy() }
+
 // enter lets the request of c in, unless the replica is full or others are in
 // line.
 func (g *gate) enter(c *conn) bool {
@@ -168,6 +171,19 @@ func (g *gate) evacuate() {
 	for c := g.waiting; c != nil; c = c.place.next {
 		c.wake()
 	}
+	for _, c := range g.line {
+		c.wake()
+	}
+}
+
+// reconsider wakes every request in line; each looks whether there is a better
+// place for it.
+func (g *gate) reconsider() {
+	if g.pending.Load() == 0 {
+		return // who lines up from now on looks before it waits
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	for _, c := range g.line {
 		c.wake()
 	}

@@ -262,3 +262,61 @@ func TestPlaces(t *testing.T) {
 		t.Errorf("the engine saw %d connections", n)
 	}
 }
+
+// TestLineFollowsTheFleet: requests wait for their turn at a replica only while
+// it takes requests and no other has a free place; the one inside stays.
+func TestLineFollowsTheFleet(t *testing.T) {
+	release := make(chan struct{})
+	full := newRawEngine(t, func(c *engineSide) {
+		for c.request() != nil {
+			<-release
+			io.WriteString(c, fixed("old"))
+		}
+	})
+	good := newRawEngine(t, func(c *engineSide) {
+		for c.request() != nil {
+			io.WriteString(c, fixed("new"))
+		}
+	})
+	f := func(name string, change func(r *rig, both *Fleet)) {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, Limits{}, nil, full.url(), good.url()).ordered()
+			both := r.s.fleet.Load()
+			only := *both.Listed[0]
+			only.Replicas = only.Replicas[:1]
+			r.s.SetFleet(&Fleet{Models: map[string]*Model{"m": &only}, Listed: []*Model{&only}})
+			r.replicas[0].SetBounds(1, 9)
+			inside := r.dial()
+			inside.send(post(hello))
+			eventually(t, time.Second, "one is inside", func() bool { return r.replicas[0].InFlight() == 1 })
+			var line []*client
+			for range 4 {
+				c := r.dial()
+				c.send(post(hello))
+				line = append(line, c)
+			}
+			eventually(t, time.Second, "the others are in line", func() bool { return r.replicas[0].Pending() == 4 })
+			change(r, both)
+			for _, c := range line {
+				if resp, body := c.answer(); resp.StatusCode != 200 || body != "new" {
+					t.Errorf("got %d %q", resp.StatusCode, body)
+				}
+			}
+			release <- struct{}{}
+			if resp, body := inside.answer(); resp.StatusCode != 200 || body != "old" {
+				t.Errorf("got %d %q", resp.StatusCode, body)
+			}
+		})
+	}
+	f("another has free places", func(r *rig, both *Fleet) {
+		r.s.SetFleet(both)
+		r.replicas[0].Reconsider()
+	})
+	f("it has left, and the other has a line", func(r *rig, both *Fleet) {
+		r.replicas[1].SetBounds(1, 9)
+		only := *both.Listed[0]
+		only.Replicas = only.Replicas[1:]
+		r.s.SetFleet(&Fleet{Models: map[string]*Model{"m": &only}, Listed: []*Model{&only}})
+		r.replicas[0].Reconsider()
+	})
+}
