@@ -196,6 +196,7 @@ func (f *fleet) apply(wanted []finding) error {
 			f.leaveLocked(m, now)
 		}
 	}
+	// Those in line where somebody leaves are told by publishLocked.
 	if changed || !slices.Equal(before, f.members) {
 		f.publishLocked()
 		f.enginesLocked()
@@ -257,7 +258,6 @@ func (f *fleet) requestFailed(m *member, inARow int, cause error) {
 // publishes the fleet then, or when it is told that something else has.
 func (f *fleet) settleLocked(now time.Time, changed bool) {
 	slow := f.health.SlowStart
-	var fallen []*member
 	for _, m := range f.members {
 		was, is := m.shown, m.vitals.standing
 		if was == is {
@@ -278,16 +278,31 @@ func (f *fleet) settleLocked(now time.Time, changed bool) {
 			f.log.Warn("replica is ejected", "replica", m.id, "url", m.url,
 				"failed_requests", m.vitals.failedRequests, "for", m.vitals.until.Sub(now), "why", m.cause)
 		case down:
-			fallen = append(fallen, m)
 			f.log.Warn("replica is down", "replica", m.id, "url", m.url, "failed_checks", m.vitals.failedChecks, "why", m.why)
 		}
 	}
 	if changed {
 		f.publishLocked()
 	}
-	// Those that wait there find the fleet without it.
-	for _, m := range fallen {
-		m.replica.Evacuate()
+}
+
+// moveLocked lets the requests that wait look for better places in the snapshot
+// published last. Those that wait for a first byte leave a replica that is down,
+// be it long since, when one of its models has a replica that is up. At others
+// that are merely silent they would fare no better, and would lose the places
+// that they have in the engine's queue.
+func (f *fleet) moveLocked() {
+	served := map[string]bool{}
+	for _, m := range f.members {
+		for _, c := range m.models {
+			served[c.ID] = served[c.ID] || m.takesRequests()
+		}
+	}
+	for _, m := range slices.Concat(f.members, f.leaving) {
+		if m.vitals.standing == down && slices.ContainsFunc(m.models, func(c card) bool { return served[c.ID] }) {
+			m.replica.Evacuate()
+		}
+		m.replica.Reconsider()
 	}
 }
 
@@ -361,6 +376,7 @@ func (f *fleet) publishLocked() {
 	}
 	f.snapshot = s
 	f.publish(s)
+	f.moveLocked()
 }
 
 // addLastResortLocked gives models that have no replica those that may be well

@@ -724,3 +724,157 @@ func TestSlots(t *testing.T) {
 	s.release(slot)
 	s.release(slot)
 }
+
+// hangable is an engine that answers requests after it was told to, and checks
+// until it is told to hang.
+type hangable struct {
+	*httptest.Server
+	asked  atomic.Int64  // requests that came in
+	hung   chan struct{} // closed: checks hang as well
+	answer chan struct{} // lets one request be answered
+}
+
+func startHangable(t *testing.T) *hangable {
+	h := &hangable{hung: make(chan struct{}), answer: make(chan struct{})}
+	h.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPost {
+			_, _ = io.Copy(io.Discard, r.Body)
+			h.asked.Add(1)
+			select {
+			case <-h.answer:
+				fmt.Fprint(w, "answered late")
+			case <-r.Context().Done():
+			}
+			return
+		}
+		select {
+		case <-h.hung:
+			<-r.Context().Done()
+		default:
+			fmt.Fprint(w, `{"data":[{"id":"m"}]}`)
+		}
+	}))
+	t.Cleanup(h.Close)
+	return h
+}
+
+// answered waits for one that a goroutine fetches.
+func answered(t *testing.T, answers <-chan *http.Response) (status int, by string) {
+	t.Helper()
+	select {
+	case resp := <-answers:
+		return resp.StatusCode, resp.Header.Get("x-inferrail-replica")
+	case <-time.After(20 * time.Second):
+		t.Fatal("a request is not answered")
+		return 0, ""
+	}
+}
+
+// A request waits at a replica that hangs while no other is up. It moves when
+// another comes up, be that after the replica was found down.
+func TestRequestAtAHungReplicaMovesWhenAnotherReturns(t *testing.T) {
+	hung, other := startHangable(t), startEngine(t, 0, "m")
+	c := testConfig(other)
+	c.Replicas = append(c.Replicas, ReplicaConfig{ID: "hung", URL: hung.URL})
+	c.Health.Timeout = 100 * time.Millisecond
+	other.Close()
+	a := startAgent(t, c)
+	defer stopped(t, a)
+	s := &stage{T: t, fleet: a.fleet}
+	answers := make(chan *http.Response, 1)
+	go func() { answers <- ask(t, a, 3) }()
+	eventually(t, func() bool { return hung.asked.Load() == 1 }, func() string { return "the request does not arrive" })
+	close(hung.hung)
+	eventually(t, func() bool { return s.standing("hung") == down }, func() string { return "it is not down" })
+	select {
+	case resp := <-answers:
+		t.Fatalf("answered by nobody: %v", resp.Status)
+	default:
+	}
+	startEngine(t, portOf(t, other.Addr()), "m")
+	if status, by := answered(t, answers); status != 200 || by != "r0" {
+		t.Errorf("status %d by %s", status, by)
+	}
+}
+
+// While every replica is merely silent, as a fleet under full load is, the
+// requests that wait there stay: to move them around would use up their
+// attempts and lose the places that they have at their engines.
+func TestSilentFleetKeepsItsRequests(t *testing.T) {
+	a, b := startHangable(t), startHangable(t)
+	c := testConfig()
+	c.Replicas = []ReplicaConfig{{ID: "a", URL: a.URL}, {ID: "b", URL: b.URL}}
+	c.Health.Timeout = 50 * time.Millisecond
+	ag := startAgent(t, c)
+	defer stopped(t, ag)
+	s := &stage{T: t, fleet: ag.fleet}
+	answers := make(chan *http.Response, 2)
+	for range 2 {
+		go func() { answers <- ask(t, ag, 3) }()
+	}
+	eventually(t, func() bool { return a.asked.Load() == 1 && b.asked.Load() == 1 }, func() string { return "the requests do not arrive" })
+	close(a.hung)
+	close(b.hung)
+	eventually(t, func() bool { return s.standing("a") == down && s.standing("b") == down }, func() string { return "they are not down" })
+	close(a.answer)
+	close(b.answer)
+	for range 2 {
+		if status, _ := answered(t, answers); status != 200 {
+			t.Errorf("status %d", status)
+		}
+	}
+	if n := a.asked.Load() + b.asked.Load(); n > 3 {
+		t.Errorf("two requests were sent %d times", n)
+	}
+}
+
+// Who has left finishes what it has; the line that waited there goes elsewhere.
+func TestLineOfALeavingReplicaGoesElsewhere(t *testing.T) {
+	old, next := startHangable(t), startEngine(t, 0, "m")
+	c := testConfig()
+	c.Replicas = []ReplicaConfig{{ID: "old", URL: old.URL, MaxConcurrency: 1, MaxPending: 5}}
+	a := startAgent(t, c)
+	defer stopped(t, a)
+	m := (&stage{T: t, fleet: a.fleet}).member("old")
+	answers := make(chan *http.Response, 3)
+	for range 3 {
+		go func() { answers <- ask(t, a, 3) }()
+	}
+	eventually(t, func() bool { return m.replica.InFlight() == 1 && m.replica.Pending() == 2 }, func() string { return "they do not wait" })
+	after := testConfig(next)
+	if err := a.Reload(after); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if status, by := answered(t, answers); status != 200 || by != "r0" {
+			t.Errorf("one in line: status %d by %s", status, by)
+		}
+	}
+	close(old.answer)
+	if status, by := answered(t, answers); status != 200 || by != "old" {
+		t.Errorf("the one inside: status %d by %s", status, by)
+	}
+}
+
+// A member that has left and hangs does not keep the requests that wait there
+// for a first byte: a name server may drop a dead engine before its checks do.
+func TestRequestAtAHungReplicaThatLeftMoves(t *testing.T) {
+	hung, next := startHangable(t), startEngine(t, 0, "m")
+	c := testConfig()
+	c.Replicas = []ReplicaConfig{{ID: "hung", URL: hung.URL}}
+	c.Health.Timeout = 100 * time.Millisecond
+	a := startAgent(t, c)
+	defer stopped(t, a)
+	answers := make(chan *http.Response, 1)
+	go func() { answers <- ask(t, a, 3) }()
+	eventually(t, func() bool { return hung.asked.Load() == 1 }, func() string { return "the request does not arrive" })
+	close(hung.hung)
+	after := testConfig(next)
+	after.Health = c.Health
+	if err := a.Reload(after); err != nil {
+		t.Fatal(err)
+	}
+	if status, by := answered(t, answers); status != 200 || by != "r0" {
+		t.Errorf("status %d by %s", status, by)
+	}
+}

@@ -219,9 +219,11 @@ func (f *fleet) pass(m *member) (until time.Time) {
 
 // linger waits until the last request of a member that has left has ended, and
 // then releases it. It reports true when the member was called back meanwhile.
+// While requests run there it goes on to check the member each interval.
 func (f *fleet) linger(m *member) (back bool) {
 	tick := time.NewTicker(lingerEvery)
 	defer tick.Stop()
+	checked := time.Now()
 	for {
 		select {
 		case <-f.stopped.Done():
@@ -240,6 +242,37 @@ func (f *fleet) linger(m *member) (back bool) {
 		if back || over {
 			return back
 		}
+		if m.replica.InFlight() > 0 && time.Since(checked) >= f.cfg.Load().Health.Interval {
+			f.checkLeaving(m)
+			checked = time.Now()
+		}
+	}
+}
+
+// checkLeaving looks whether a member that has left still answers. Only silence
+// counts: an engine that refuses connections may have been told to stop, and
+// then finishes what it has; had it died, its connections would be reset. When
+// it is found down, the requests that wait there for a first byte are sent
+// elsewhere.
+func (f *fleet) checkLeaving(m *member) {
+	f.mu.Lock()
+	key := m.key
+	f.mu.Unlock()
+	began := time.Now()
+	err := f.checkHealth(f.stopped, m, key)
+	if err != nil && !errors.Is(err, errSilent) {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if m.gone.IsZero() {
+		return
+	}
+	was := m.vitals.standing
+	f.health.checked(&m.vitals, began, time.Now(), err == nil)
+	if is := m.vitals.standing; is == down && was != down {
+		f.log.Warn("replica that leaves is down", "replica", m.id, "url", m.url, "in_flight", m.replica.InFlight(), "why", err)
+		f.moveLocked()
 	}
 }
 
