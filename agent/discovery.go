@@ -119,7 +119,8 @@ func (d *discovery) configure(cfg *Config) error {
 }
 
 // keepLocked adds a source: the one of before that has the same configuration,
-// or a new one. Sources of one name get numbers.
+// or a new one. A new one begins with what its namesake had found, until it has
+// found something itself. Sources of one name get numbers.
 func (d *discovery) keepLocked(before []*source, name string, config any, watch func(context.Context, func([]finding, error))) {
 	unique := name
 	for n := 2; slices.ContainsFunc(d.sources, func(s *source) bool { return s.name == unique }); n++ {
@@ -131,6 +132,13 @@ func (d *discovery) keepLocked(before []*source, name string, config any, watch 
 		return
 	}
 	s := &source{name: unique, config: config, ended: make(chan struct{}), first: make(chan struct{})}
+	for _, old := range before {
+		was, ok := old.config.(DNSConfig)
+		is, stays := config.(DNSConfig)
+		if ok && stays && old.name == unique {
+			s.found = is.findings(was.addrs(old.found, is.Port))
+		}
+	}
 	ctx, cancel := context.WithCancel(d.ctx)
 	s.stop = cancel
 	d.sources = append(d.sources, s)

@@ -134,6 +134,23 @@ func (c *DNSConfig) findings(addrs []netip.AddrPort) []finding {
 	return out
 }
 
+// addrs is where the engines of findings are, with another port unless that is
+// 0 or the records bring their own.
+func (c *DNSConfig) addrs(found []finding, port int) []netip.AddrPort {
+	var out []netip.AddrPort
+	for _, f := range found {
+		addr, err := netip.ParseAddrPort(strings.TrimPrefix(f.URL, "http://"))
+		if err != nil {
+			continue
+		}
+		if c.Type != "srv" && port != 0 {
+			addr = netip.AddrPortFrom(addr.Addr(), uint16(port))
+		}
+		out = append(out, addr)
+	}
+	return out
+}
+
 // services returns the addresses of those targets of an SRV name that are to be
 // preferred: the group of the lowest priority number. The proxy's policies
 // share the load, not the weights.

@@ -369,6 +369,47 @@ func TestDNSMembersComeAndGo(t *testing.T) {
 	}
 }
 
+// A reload that changes what is said of a name's engines, while the name cannot
+// be looked up, keeps the engines, their health and their counters.
+func TestDNSSettingsChangeWhileTheServerFails(t *testing.T) {
+	engine := startEngine(t, 0, "m")
+	server := startNameServer(t)
+	server.set(t, "e.test. 9 IN A 127.0.0.1")
+	c := quick()
+	c.Discovery.DNS = []DNSConfig{{Name: "e.test", Type: "a", Port: portOf(t, engine.Addr())}}
+	s := newStageOf(t, c, func(f *fleet) { f.discovery.resolver.config = server.conf() })
+	id := "e.test/" + engine.Addr()
+	s.expect("m=" + id)
+	r := s.replica("m")
+	m := s.member(id)
+
+	server.set(t, "e.test. rcode SERVFAIL")
+	next := *c
+	next.Discovery.DNS = []DNSConfig{c.Discovery.DNS[0]}
+	next.Discovery.DNS[0].Models, next.Discovery.DNS[0].MaxConcurrency = []string{"m"}, 7
+	if err := s.fleet.reconfigure(&next); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.models(); got != "m="+id || s.replica("m") != r || s.standing(id) != up {
+		t.Errorf("the fleet is %q, and the replica is another or not up", got)
+	}
+	s.fleet.mu.Lock()
+	if got := m.cfg.MaxConcurrency; got != 7 {
+		t.Errorf("max_concurrency is %d", got)
+	}
+	s.fleet.mu.Unlock()
+
+	// At another port are other engines.
+	other := startEngine(t, 0, "m")
+	last := next
+	last.Discovery.DNS = []DNSConfig{next.Discovery.DNS[0]}
+	last.Discovery.DNS[0].Port = portOf(t, other.Addr())
+	if err := s.fleet.reconfigure(&last); err != nil {
+		t.Fatal(err)
+	}
+	s.expect("m=e.test/" + other.Addr())
+}
+
 // Answers from random bytes never bring down the reader of answers.
 func FuzzReadAnswer(f *testing.F) {
 	m := new(dns.Msg)

@@ -149,8 +149,8 @@ func (f *fleet) setConfig(cfg *Config) {
 }
 
 // apply makes the members those that are wanted, told apart by ID and URL. What
-// leaves takes no more requests from now on, and is released when its last one
-// has ended. The error names those that cannot be members; the others are.
+// leaves takes no more requests from now on, unless it was the last to serve a
+// model (see standInLocked), and is released when its last one has ended. The error names those that cannot be members; the others are.
 func (f *fleet) apply(wanted []finding) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -210,7 +210,7 @@ func (f *fleet) joinLocked(m *member, w finding) {
 	if f.running {
 		f.log.Info("replica joins", "replica", w.ID, "url", w.URL, "source", w.source)
 	}
-	m.gone, m.shown = time.Time{}, joining
+	m.gone, m.standsIn, m.shown = time.Time{}, false, joining
 	m.stay, m.leave = context.WithCancel(f.stopped)
 	f.health.joined(&m.vitals)
 	m.configureLocked(w.ReplicaConfig, w.source)
@@ -221,7 +221,7 @@ func (f *fleet) joinLocked(m *member, w finding) {
 func (f *fleet) leaveLocked(m *member, now time.Time) {
 	f.log.Info("replica leaves", "replica", m.id, "url", m.url, "source", m.source, "in_flight", m.replica.InFlight())
 	f.health.left(&m.vitals, now)
-	m.gone = now
+	m.gone, m.unrouted, m.standsIn = now, now, false
 	m.leave()
 	f.leaving = append(f.leaving, m)
 }
@@ -333,34 +333,38 @@ func (f *fleet) publishLocked() {
 		}
 		s.Models[mc.Name] = &proxy.Model{Name: mc.Name, Policy: choose}
 	}
-	for _, m := range f.members {
-		for _, c := range m.models {
-			model := s.Models[c.ID]
-			if model == nil {
-				model = &proxy.Model{Name: c.ID, Policy: defaultPolicy}
-				s.Models[c.ID] = model
-			}
-			if !slices.Contains(s.Listed, model) {
-				s.Listed = append(s.Listed, model)
-			}
-			if model.Created == 0 {
-				model.Created = int64(c.Created)
-			}
-			if model.OwnedBy == "" {
-				model.OwnedBy = c.OwnedBy
-			}
-			// What fits every replica.
-			if n := int64(c.MaxModelLen); n > 0 && (model.MaxModelLen == 0 || n < model.MaxModelLen) {
-				model.MaxModelLen = n
-			}
-			if model.Root == "" {
-				model.Root, model.Parent = c.Root, c.Parent
-			}
-			if m.vitals.standing == up {
-				model.Replicas = append(model.Replicas, m.replica)
-			}
+	add := func(m *member, c card, serves bool) {
+		model := s.Models[c.ID]
+		if model == nil {
+			model = &proxy.Model{Name: c.ID, Policy: defaultPolicy}
+			s.Models[c.ID] = model
+		}
+		if !slices.Contains(s.Listed, model) {
+			s.Listed = append(s.Listed, model)
+		}
+		if model.Created == 0 {
+			model.Created = int64(c.Created)
+		}
+		if model.OwnedBy == "" {
+			model.OwnedBy = c.OwnedBy
+		}
+		// What fits every replica.
+		if n := int64(c.MaxModelLen); n > 0 && (model.MaxModelLen == 0 || n < model.MaxModelLen) {
+			model.MaxModelLen = n
+		}
+		if model.Root == "" {
+			model.Root, model.Parent = c.Root, c.Parent
+		}
+		if serves {
+			model.Replicas = append(model.Replicas, m.replica)
 		}
 	}
+	for _, m := range f.members {
+		for _, c := range m.models {
+			add(m, c, m.takesRequests())
+		}
+	}
+	f.standInLocked(s, add)
 	f.addLastResortLocked(s)
 	slices.SortFunc(s.Listed, func(a, b *proxy.Model) int { return strings.Compare(a.Name, b.Name) })
 	for _, mc := range cfg.Models {
@@ -377,6 +381,34 @@ func (f *fleet) publishLocked() {
 	f.snapshot = s
 	f.publish(s)
 	f.moveLocked()
+}
+
+// standInLocked adds to models that nobody serves those who did and have just
+// left. Who replaces them has to be looked for and checked first, and nobody
+// should be told meanwhile that the model is not there.
+func (f *fleet) standInLocked(s *proxy.Fleet, add func(m *member, c card, serves bool)) {
+	now := time.Now()
+	unserved := map[string]bool{}
+	for _, m := range f.leaving {
+		for _, c := range m.models {
+			unserved[c.ID] = s.Models[c.ID] == nil || len(s.Models[c.ID].Replicas) == 0
+		}
+	}
+	for _, m := range f.leaving {
+		did := m.standsIn
+		m.standsIn = false
+		if m.takesRequests() && now.Sub(m.gone) < standInFor {
+			for _, c := range m.models {
+				if unserved[c.ID] {
+					add(m, c, true)
+					m.standsIn = true
+				}
+			}
+		}
+		if did && !m.standsIn {
+			m.unrouted = now
+		}
+	}
 }
 
 // addLastResortLocked gives models that have no replica those that may be well

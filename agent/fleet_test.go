@@ -11,7 +11,9 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httputil"
 	"net/netip"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -877,4 +879,55 @@ func TestRequestAtAHungReplicaThatLeftMoves(t *testing.T) {
 	if status, by := answered(t, answers); status != 200 || by != "r0" {
 		t.Errorf("status %d by %s", status, by)
 	}
+}
+
+// The only replica of a model is replaced by another, whose first check takes
+// its time: in no moment is the model unknown or without a replica.
+func TestReplacementLosesNoRequest(t *testing.T) {
+	old, next := startEngine(t, 0, "m"), startEngine(t, 0, "m")
+	ready := make(chan struct{})
+	target, err := url.Parse(next.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	pass := httputil.NewSingleHostReverseProxy(target)
+	slow := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		<-ready
+		pass.ServeHTTP(w, r)
+	}))
+	defer slow.Close()
+	c := testConfig()
+	c.Replicas = []ReplicaConfig{{ID: "old", URL: old.URL()}}
+	c.Health.Timeout = time.Minute
+	a := startAgent(t, c)
+	defer stopped(t, a)
+	m := (&stage{T: t, fleet: a.fleet}).member("old")
+	after := c
+	after.Replicas = []ReplicaConfig{{ID: "next", URL: slow.URL}}
+	if err := a.Reload(after); err != nil {
+		t.Fatal(err)
+	}
+	if resp := ask(t, a, 1); resp.StatusCode != 200 || resp.Header.Get("x-inferrail-replica") != "old" {
+		t.Errorf("status %d by %s", resp.StatusCode, resp.Header.Get("x-inferrail-replica"))
+	}
+	close(ready)
+	eventually(t, func() bool {
+		resp := ask(t, a, 1)
+		if resp.StatusCode != 200 {
+			t.Errorf("status %d", resp.StatusCode)
+		}
+		return resp.Header.Get("x-inferrail-replica") == "next"
+	}, func() string { return "the new replica gets no requests" })
+	eventually(t, func() bool {
+		a.fleet.mu.Lock()
+		defer a.fleet.mu.Unlock()
+		return len(a.fleet.leaving) == 0 && !a.fleet.slots.taken[m.replica.Slot]
+	}, func() string { return "the old one is not released" })
+
+	// Without a replacement the model goes, a little later.
+	after.Replicas, after.Discovery.DNS = nil, []DNSConfig{{Name: "nowhere.invalid.", Type: "a", Port: 1}}
+	if err := a.Reload(after); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() bool { return ask(t, a, 1).StatusCode == 404 }, func() string { return "a model that nobody serves stays" })
 }

@@ -28,11 +28,13 @@ const maxModelsBody = 4 << 20
 const pokePause = 50 * time.Millisecond
 
 // A member that has left is looked at every lingerEvery, and its slot kept for
-// at least leaveGrace: a request that was routed just before may still be on
-// its way to it.
+// at least leaveGrace after it was in a snapshot: a request that was routed just
+// before may still be on its way to it. It stands in for at most standInFor,
+// which is enough to look a name up and to check who is found.
 const (
 	lingerEvery = 50 * time.Millisecond
 	leaveGrace  = time.Second
+	standInFor  = 3 * time.Second
 )
 
 // member is one endpoint of the fleet, from when it is first wanted until it
@@ -55,6 +57,10 @@ type member struct {
 	stay  context.Context
 	leave context.CancelFunc
 	gone  time.Time // when it left; zero while it belongs to the fleet
+	// standsIn: it has left, and is in the snapshot all the same. unrouted is
+	// since when it is in none.
+	standsIn bool
+	unrouted time.Time
 
 	vitals vitals
 	shown  standing // the standing in the snapshot published last
@@ -233,7 +239,10 @@ func (f *fleet) linger(m *member) (back bool) {
 		}
 		f.mu.Lock()
 		back = m.gone.IsZero()
-		over := !back && time.Since(m.gone) >= leaveGrace && m.replica.InFlight() == 0 && m.replica.Pending() == 0
+		if m.standsIn && time.Since(m.gone) >= standInFor {
+			f.publishLocked()
+		}
+		over := !back && !m.standsIn && time.Since(m.unrouted) >= leaveGrace && m.replica.InFlight() == 0 && m.replica.Pending() == 0
 		if over {
 			f.releaseLocked(m)
 			f.enginesLocked()
