@@ -1,13 +1,10 @@
 package agent
 
 import (
-	"crypto/sha256"
+	"cmp"
 	"crypto/tls"
-	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
-	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -29,33 +26,17 @@ type certificate struct {
 	why  string     // the files as they are cannot be used; empty when they are in use
 }
 
-// contents stands for what some files hold, or for the reason why they cannot
-// be read.
-type contents [sha256.Size]byte
-
-// contentsOf reads the files. They are small, and what they hold tells more
-// reliably than their times and inodes whether they have changed; that they
-// are symlinks, swapped as Kubernetes does, makes no difference.
-func contentsOf(files ...string) (sum contents) {
-	h := sha256.New()
-	for _, file := range files {
-		data, err := os.ReadFile(file)
-		each := sha256.Sum256(data)
-		fmt.Fprintf(h, "%x %v\n", each, err)
-	}
-	h.Sum(sum[:0])
-	return sum
-}
-
 // loadPair reads a certificate and its key.
 func loadPair(files TLSConfig) (*tls.Certificate, contents, error) {
 	// First, so that files which change meanwhile look changed the next time.
 	sum := contentsOf(files.CertFile, files.KeyFile)
-	pair, err := tls.LoadX509KeyPair(files.CertFile, files.KeyFile)
-	switch {
-	case errors.As(err, new(*fs.PathError)):
+	cert, err := readFile(files.CertFile)
+	key, keyErr := readFile(files.KeyFile)
+	if err := cmp.Or(err, keyErr); err != nil {
 		return nil, sum, fmt.Errorf("cannot read the certificate: %w", err)
-	case err != nil:
+	}
+	pair, err := tls.X509KeyPair(cert, key)
+	if err != nil {
 		return nil, sum, fmt.Errorf("certificate %s with key %s cannot be used: %s",
 			files.CertFile, files.KeyFile, strings.TrimPrefix(err.Error(), "tls: "))
 	}

@@ -8,7 +8,6 @@ import (
 	"math"
 	"net"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"reflect"
 	"regexp"
@@ -240,7 +239,7 @@ func DefaultConfig() Config {
 
 // ReadConfig overwrites in c what the file sets. See ParseConfig.
 func (c *Config) ReadConfig(file string) error {
-	data, err := os.ReadFile(file)
+	data, err := readOnce(file)
 	if err != nil {
 		return fmt.Errorf("cannot read the configuration: %w", err)
 	}

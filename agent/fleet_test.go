@@ -931,3 +931,26 @@ func TestReplacementLosesNoRequest(t *testing.T) {
 	}
 	eventually(t, func() bool { return ask(t, a, 1).StatusCode == 404 }, func() string { return "a model that nobody serves stays" })
 }
+
+// A reload reads the keys in files again, however long the next check is away.
+func TestReloadReadsKeyFiles(t *testing.T) {
+	var key atomic.Value
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		key.Store(r.Header.Get("Authorization"))
+		fmt.Fprint(w, `{"data":[{"id":"m"}]}`)
+	}))
+	defer engine.Close()
+	file := filepath.Join(t.TempDir(), "key")
+	write(t, file, []byte("sk-one"))
+	c := quick(ReplicaConfig{ID: "a", URL: engine.URL, APIKeyFile: file})
+	c.Health.Interval = time.Hour
+	s := newStageOf(t, c)
+	if got := key.Load(); got != "Bearer sk-one" {
+		t.Fatalf("asked with %q", got)
+	}
+	write(t, file, []byte("sk-two"))
+	if err := s.fleet.reconfigure(c); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() bool { return key.Load() == "Bearer sk-two" }, func() string { return "the new key is not used" })
+}

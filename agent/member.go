@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -99,7 +98,8 @@ func (m *member) poke() {
 // configureLocked makes the member what rc and source say. Its ID and URL stay.
 func (m *member) configureLocked(rc ReplicaConfig, source string) {
 	m.source = source
-	same := rc.APIKey == m.cfg.APIKey && rc.APIKeyFile == m.cfg.APIKeyFile && slices.Equal(rc.Models, m.cfg.Models)
+	// A file may hold another key by now.
+	same := rc.APIKey == m.cfg.APIKey && rc.APIKeyFile == "" && m.cfg.APIKeyFile == "" && slices.Equal(rc.Models, m.cfg.Models)
 	m.cfg = rc
 	m.replica.SetBounds(rc.MaxConcurrency, rc.MaxPending)
 	// A key in a file is read by the check that follows; until then the
@@ -137,7 +137,7 @@ func (m *member) setModelsLocked(models []card) {
 
 // readKey reads a key from a file.
 func readKey(file string) (string, error) {
-	text, err := os.ReadFile(file)
+	text, err := readFile(file)
 	if err != nil {
 		return "", fmt.Errorf("api_key_file: %w", err)
 	}
@@ -301,7 +301,13 @@ func (f *fleet) check(ctx context.Context, m *member) (suspect bool) {
 
 	var err error
 	if curious && cfg.APIKeyFile != "" {
-		key, err = readKey(cfg.APIKeyFile)
+		// A file that is being replaced leaves the engine the key that it took
+		// before; that the file is bad, the configuration's problems tell.
+		if text, readErr := readKey(cfg.APIKeyFile); readErr == nil {
+			key = text
+		} else if key == "" {
+			err = readErr
+		}
 	}
 	if err == nil {
 		err = f.checkHealth(ctx, m, key)

@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
-	"os"
 	"reflect"
 	"slices"
 	"strconv"
@@ -136,7 +135,7 @@ func (p *problems) keyFile(path, file string) {
 	if file == "" {
 		return
 	}
-	text, err := os.ReadFile(file)
+	text, err := readFile(file)
 	key := strings.TrimSpace(string(text))
 	switch {
 	case err != nil:
@@ -207,6 +206,7 @@ func (p *problems) engineURL(path, raw string) string {
 		return ""
 	}
 	u, err := url.Parse(raw)
+	raw = withoutSecrets(raw)
 	if err != nil || u.Host == "" || u.Opaque != "" {
 		p.add(path, "%q is not a URL; %s", raw, want)
 		return ""
@@ -239,6 +239,22 @@ func (p *problems) engineURL(path, raw string) string {
 // secret stands for a value that is not shown.
 const secret = "(secret)"
 
+// withoutSecrets is an URL as it may be shown: neither a user's password nor a
+// query, which may be a key, belongs into a log.
+func withoutSecrets(raw string) string {
+	if at := strings.LastIndex(raw, "@"); at >= 0 {
+		start := 0
+		if slashes := strings.Index(raw, "//"); slashes >= 0 && slashes < at {
+			start = slashes + 2
+		}
+		raw = raw[:start] + secret + raw[at:]
+	}
+	if rest, _, ok := strings.Cut(raw, "?"); ok {
+		raw = rest + "?" + secret
+	}
+	return raw
+}
+
 // fill sets v, a part of a Config, from the decoded YAML value in.
 func (p *problems) fill(path string, v reflect.Value, in any) {
 	if in == nil {
@@ -258,7 +274,7 @@ func (p *problems) fill(path string, v reflect.Value, in any) {
 	case reflect.Slice:
 		list, ok := in.([]any)
 		if !ok {
-			p.add(path, "is %s; want a list: [a, b] or lines that begin with a dash", kind(in))
+			p.add(path, "is %s; want a list: [a, b] or lines that begin with a dash", kind(path, in))
 			return
 		}
 		out := reflect.MakeSlice(v.Type(), len(list), len(list))
@@ -269,21 +285,21 @@ func (p *problems) fill(path string, v reflect.Value, in any) {
 	case reflect.String:
 		s, ok := in.(string)
 		if !ok {
-			p.add(path, "is %s; want text: put it in quotes", kind(in))
+			p.add(path, "is %s; want text: put it in quotes", kind(path, in))
 			return
 		}
 		v.SetString(s)
 	case reflect.Bool:
 		b, ok := in.(bool)
 		if !ok {
-			p.add(path, "is %s; want true or false", kind(in))
+			p.add(path, "is %s; want true or false", kind(path, in))
 			return
 		}
 		v.SetBool(b)
 	case reflect.Int:
 		n, ok := integer(in)
 		if !ok {
-			p.add(path, "is %s; want a whole number", kind(in))
+			p.add(path, "is %s; want a whole number", kind(path, in))
 			return
 		}
 		v.SetInt(n)
@@ -298,7 +314,7 @@ func (p *problems) fillStruct(path string, v reflect.Value, in any) {
 		if path == "" {
 			path = "the file"
 		}
-		p.add(path, "is %s; want keys and values", kind(in))
+		p.add(path, "is %s; want keys and values", kind(path, in))
 		return
 	}
 	fields := map[string]int{}
@@ -331,7 +347,7 @@ func (p *problems) fillStruct(path string, v reflect.Value, in any) {
 func (p *problems) fillDuration(path string, v reflect.Value, in any) {
 	s, ok := in.(string)
 	if !ok {
-		p.add(path, "is %s; want a duration with its unit, such as 500ms, 30s or 10m", kind(in))
+		p.add(path, "is %s; want a duration with its unit, such as 500ms, 30s or 10m", kind(path, in))
 		return
 	}
 	d, err := time.ParseDuration(s)
@@ -349,7 +365,7 @@ func (p *problems) fillBytes(path string, v reflect.Value, in any) {
 	}
 	s, ok := in.(string)
 	if !ok {
-		p.add(path, "is %s; want a size, such as 16KiB or 64MiB", kind(in))
+		p.add(path, "is %s; want a size, such as 16KiB or 64MiB", kind(path, in))
 		return
 	}
 	n, err := ParseBytes(s)
@@ -360,10 +376,14 @@ func (p *problems) fillBytes(path string, v reflect.Value, in any) {
 	v.SetInt(int64(n))
 }
 
-// kind tells a person what a YAML value is.
-func kind(in any) string {
+// kind tells a person what the YAML value at a path is. What is in the wrong
+// place where keys belong may be one.
+func kind(path string, in any) string {
 	switch in := in.(type) {
 	case string:
+		if secretKeys.MatchString(path) {
+			return "text"
+		}
 		return fmt.Sprintf("the text %q", in)
 	case yaml.MapSlice:
 		return "a mapping"
@@ -372,6 +392,9 @@ func kind(in any) string {
 	case nil:
 		return "empty"
 	default:
+		if secretKeys.MatchString(path) {
+			return "something else"
+		}
 		return fmt.Sprint(in)
 	}
 }

@@ -56,6 +56,13 @@ func (a *Agent) follow(s Source) {
 		}
 		return m
 	}
+	if irregular(s.File) {
+		// It was read at the start and, being a pipe, holds nothing now. The
+		// files that it names are followed all the same.
+		a.log.Warn("the configuration cannot be loaded again: it is not a regular file", "file", s.File)
+		s.Load = func() (Config, error) { return *a.cfg.Load(), nil }
+		s.File = ""
+	}
 	loaded := look()
 	before := loaded
 	load := func() {
@@ -108,12 +115,17 @@ func changed(loaded, now map[string]contents) bool {
 }
 
 func (a *Agent) load(s Source) {
+	if irregular(s.File) {
+		// To read it might never end.
+		a.reject(fmt.Errorf("%s is not a regular file", s.File))
+		return
+	}
 	cfg, err := s.Load()
 	if err != nil {
 		a.reject(err)
 		return
 	}
-	_ = a.Reload(cfg) // it has logged the error
+	_ = a.Reload(cfg) // it has logged the error, unless the agent is stopping
 }
 
 // Reload applies another configuration to the running agent, or rejects it as a

@@ -374,3 +374,78 @@ func TestReplicasAreReloaded(t *testing.T) {
 		t.Errorf("the stream was cut: %v, %q", err, rest)
 	}
 }
+
+// A pipe in the place of the file would be waited for for ever, and the agent
+// would not stop.
+func TestPipeInThePlaceOfTheFile(t *testing.T) {
+	t.Parallel()
+	c := testConfig(startEngine(t, 0, "m"))
+	key := filepath.Join(t.TempDir(), "key")
+	write(t, key, []byte("sk-one\n"))
+	c.Replicas[0].APIKeyFile = key
+	l := followed(t, c, "retry: {max_attempts: 7}\n")
+	pipe := func(name string) {
+		t.Helper()
+		if err := os.Remove(name); err != nil {
+			t.Fatal(err)
+		}
+		if err := syscall.Mkfifo(name, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pipe(l.file)
+	l.hangup <- syscall.SIGHUP
+	l.says("configuration: ", "inferrail.yaml is not a regular file")
+	if err := os.Remove(l.file); err != nil {
+		t.Fatal(err)
+	}
+	write(t, l.file, []byte("retry: {max_attempts: 8}\n"))
+	l.ready("ok\n")
+	pipe(key)
+	l.ready("degraded: config: 1 problem, the last good one is in use\n")
+	l.says("replicas[0].api_key_file: ", "is not a regular file")
+	// The engine is checked with the key that it had.
+	for range 5 {
+		l.fleet.mu.Lock()
+		m := l.fleet.members[0]
+		m.stale = true
+		l.fleet.mu.Unlock()
+		eventually(t, func() bool {
+			l.fleet.mu.Lock()
+			defer l.fleet.mu.Unlock()
+			return !m.stale && m.vitals.failedChecks == 0
+		}, func() string { return "its checks fail" })
+	}
+	l.ready("degraded: config: 1 problem, the last good one is in use\n")
+	if got := l.post(1); got != 200 {
+		t.Errorf("status %d", got)
+	}
+}
+
+// A configuration that came through a pipe is read once. The files that it
+// names are followed, and a hangup takes nothing away.
+func TestConfigurationThroughAPipe(t *testing.T) {
+	engine := startEngine(t, 0, "m")
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var written sync.WaitGroup
+	written.Go(func() { write(t, pipe, []byte("retry: {max_attempts: 7}\n")) })
+	c := testConfig(engine)
+	if err := c.ReadConfig(pipe); err != nil {
+		t.Fatal(err)
+	}
+	written.Wait()
+	l := &live{T: t, file: pipe, hangup: make(chan os.Signal, 1)}
+	var err error
+	if l.Agent, err = Start(t.Context(), c, l.said.logger()); err != nil {
+		t.Fatal(err)
+	}
+	defer stopped(t, l.Agent)
+	l.Follow(Source{File: pipe, Hangup: l.hangup, Load: func() (Config, error) { panic("it is read again") }})
+	l.says("cannot be loaded again", "not a regular file")
+	l.hangup <- syscall.SIGHUP
+	l.says("the configuration says what is in use")
+	l.ready("ok\n")
+}
