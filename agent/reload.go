@@ -26,6 +26,14 @@ type Source struct {
 	Hangup <-chan os.Signal
 }
 
+// read is Load, unless that might never end.
+func (s *Source) read() (Config, error) {
+	if irregular(s.File) {
+		return Config{}, fmt.Errorf("%s is not a regular file", s.File)
+	}
+	return s.Load()
+}
+
 // reloads is what became of the configurations that were loaded while the agent
 // runs. The zero value is none.
 type reloads struct {
@@ -45,6 +53,13 @@ const lookEvery = time.Second
 // Follow loads the configuration again, until Stop, whenever s says that it may
 // have changed. It may be called once.
 func (a *Agent) Follow(s Source) {
+	if irregular(s.File) {
+		// It was read at the start and, being a pipe, holds nothing now. The
+		// files that it names are followed all the same.
+		a.log.Warn("the configuration cannot be loaded again: it is not a regular file", "file", s.File)
+		s.Load = func() (Config, error) { return *a.cfg.Load(), nil }
+		s.File = ""
+	}
 	a.following.Go(func() { a.follow(s) })
 }
 
@@ -55,13 +70,6 @@ func (a *Agent) follow(s Source) {
 			m[file] = contentsOf(file)
 		}
 		return m
-	}
-	if irregular(s.File) {
-		// It was read at the start and, being a pipe, holds nothing now. The
-		// files that it names are followed all the same.
-		a.log.Warn("the configuration cannot be loaded again: it is not a regular file", "file", s.File)
-		s.Load = func() (Config, error) { return *a.cfg.Load(), nil }
-		s.File = ""
 	}
 	loaded := look()
 	before := loaded
@@ -76,7 +84,7 @@ func (a *Agent) follow(s Source) {
 		}
 	}
 	// What changed since Start had it from the file is found now.
-	if cfg, err := s.Load(); err != nil || cfg.Check() != nil || len(differences(a.cfg.Load(), &cfg)) > 0 {
+	if cfg, err := s.read(); err != nil || cfg.Check() != nil || len(differences(a.cfg.Load(), &cfg)) > 0 {
 		load()
 	}
 	tick := time.NewTicker(lookEvery)
@@ -115,12 +123,7 @@ func changed(loaded, now map[string]contents) bool {
 }
 
 func (a *Agent) load(s Source) {
-	if irregular(s.File) {
-		// To read it might never end.
-		a.reject(fmt.Errorf("%s is not a regular file", s.File))
-		return
-	}
-	cfg, err := s.Load()
+	cfg, err := s.read()
 	if err != nil {
 		a.reject(err)
 		return
