@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"os"
@@ -323,4 +324,57 @@ func TestListenerIsPlainTCP(t *testing.T) {
 	f(unix.SOL_SOCKET, unix.SO_PROTOCOL, unix.IPPROTO_TCP)
 	f(unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1)
 	f(unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, 15)
+}
+
+// Without a number of its own, server.max_connections is half of the files that
+// the process may open; the other half is for the connections to engines.
+func TestMaxConnectionsFollowsTheFileLimit(t *testing.T) {
+	var lim unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &lim); err != nil {
+		t.Fatal(err)
+	}
+	c := DefaultConfig()
+	if got, want := limitsOf(&c).MaxConns, int(min(lim.Cur/2, math.MaxInt32)); got != want {
+		t.Errorf("of %d files %d are for connections, want %d", lim.Cur, got, want)
+	}
+	c.Server.MaxConnections = 7
+	if got := limitsOf(&c).MaxConns; got != 7 {
+		t.Errorf("got %d, want what was asked for", got)
+	}
+}
+
+// The agent refuses the connections that are too many, and its answer says who
+// it is.
+func TestConnectionTooMany(t *testing.T) {
+	c := testConfig(startEngine(t, 0, "m"))
+	c.Server.MaxConnections = 1
+	a := startAgent(t, c)
+	defer stopped(t, a)
+	first, err := net.Dial("tcp", a.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer first.Close()
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 10 * time.Second}
+	resp, err := client.Get("http://" + a.Addr().String() + "/health")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if server := resp.Header.Get("Server"); resp.StatusCode != 503 || !strings.HasPrefix(server, "inferrail") {
+		t.Errorf("status %d by %q", resp.StatusCode, server)
+	}
+	// A reload raises the number.
+	c.Server.MaxConnections = 2
+	if err := a.Reload(c); err != nil {
+		t.Fatal(err)
+	}
+	resp, err = client.Get("http://" + a.Addr().String() + "/health")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != 200 {
+		t.Errorf("status %d", resp.StatusCode)
+	}
 }

@@ -592,6 +592,10 @@ var (
 		"1 for the state the replica is in, 0 for the others.", []string{"replica", "state"}, nil)
 	replicaEjectionsDesc = prometheus.NewDesc("inferrail_replica_ejections_total",
 		"Times that the replica was ejected because requests failed there.", []string{"replica"}, nil)
+	replicaRunningDesc = prometheus.NewDesc("inferrail_replica_requests_running",
+		"Requests sent to a replica and not finished.", []string{"replica"}, nil)
+	replicaPendingDesc = prometheus.NewDesc("inferrail_replica_requests_pending",
+		"Requests that wait in the agent for their turn at a replica.", []string{"replica"}, nil)
 	discoveryUpDesc = prometheus.NewDesc("inferrail_discovery_up",
 		"1 when the source of discovery answered when it was asked last.", []string{"source"}, nil)
 )
@@ -601,11 +605,13 @@ func (f *fleet) Describe(ch chan<- *prometheus.Desc) {
 	ch <- replicaUpDesc
 	ch <- replicaStateDesc
 	ch <- replicaEjectionsDesc
+	ch <- replicaRunningDesc
+	ch <- replicaPendingDesc
 	ch <- discoveryUpDesc
 }
 
-// Collect implements prometheus.Collector. A replica that has left has no
-// series.
+// Collect implements prometheus.Collector. A replica that has left has only the
+// series of its requests, until the last has ended.
 func (f *fleet) Collect(ch chan<- prometheus.Metric) {
 	one := func(ok bool) float64 {
 		if ok {
@@ -627,6 +633,16 @@ func (f *fleet) Collect(ch chan<- prometheus.Metric) {
 			gauge(replicaStateDesc, one(m.vitals.standing == s), m.id, s.String())
 		}
 		ch <- prometheus.MustNewConstMetric(replicaEjectionsDesc, prometheus.CounterValue, float64(m.vitals.ejections), m.id)
+	}
+	// One that has left may have its successor's name.
+	running, pending := map[string]int{}, map[string]int{}
+	for _, m := range slices.Concat(f.members, f.leaving) {
+		running[m.id] += m.replica.InFlight()
+		pending[m.id] += m.replica.Pending()
+	}
+	for id := range running {
+		gauge(replicaRunningDesc, float64(running[id]), id)
+		gauge(replicaPendingDesc, float64(pending[id]), id)
 	}
 }
 

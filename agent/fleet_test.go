@@ -788,6 +788,10 @@ func TestRequestAtAHungReplicaMovesWhenAnotherReturns(t *testing.T) {
 	eventually(t, func() bool { return hung.asked.Load() == 1 }, func() string { return "the request does not arrive" })
 	close(hung.hung)
 	eventually(t, func() bool { return s.standing("hung") == down }, func() string { return "it is not down" })
+	if _, body := page(t, a, "/metrics"); !strings.Contains(body, `inferrail_replica_requests_running{replica="hung"} 1`) ||
+		!strings.Contains(body, `inferrail_replica_requests_running{replica="r0"} 0`) {
+		t.Errorf("the metrics forget the request at a replica that is down: %s", body)
+	}
 	select {
 	case resp := <-answers:
 		t.Fatalf("answered by nobody: %v", resp.Status)
@@ -844,13 +848,20 @@ func TestLineOfALeavingReplicaGoesElsewhere(t *testing.T) {
 	}
 	eventually(t, func() bool { return m.replica.InFlight() == 1 && m.replica.Pending() == 2 }, func() string { return "they do not wait" })
 	after := testConfig(next)
+	after.Replicas[0].ID = "old" // at another place
 	if err := a.Reload(after); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if status, by := answered(t, answers); status != 200 || by != "r0" {
+		if status, by := answered(t, answers); status != 200 || by != "old" {
 			t.Errorf("one in line: status %d by %s", status, by)
 		}
+	}
+	if n := old.asked.Load(); n != 1 {
+		t.Errorf("%d requests reached the one that leaves", n)
+	}
+	if status, body := page(t, a, "/metrics"); status != 200 || !strings.Contains(body, `inferrail_replica_requests_running{replica="old"} 1`) {
+		t.Errorf("two replicas of a name: status %d, %s", status, body)
 	}
 	close(old.answer)
 	if status, by := answered(t, answers); status != 200 || by != "old" {

@@ -238,8 +238,8 @@ func (f *front) refuse(err error) {
 		return
 	}
 	body := appendError(nil, badRequest, "This port speaks TLS: use https.", "")
-	fmt.Fprintf(f.tcp, "HTTP/1.1 400 %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s",
-		http.StatusText(http.StatusBadRequest), len(body), body)
+	fmt.Fprintf(f.tcp, "HTTP/1.1 400 %s\r\nServer: %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s",
+		http.StatusText(http.StatusBadRequest), product, len(body), body)
 	if f.tcp.CloseWrite() == nil {
 		f.tcp.SetReadDeadline(time.Now().Add(lingerTime))
 		io.CopyN(io.Discard, f.tcp, lingerBytes)

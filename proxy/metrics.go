@@ -185,16 +185,12 @@ var (
 		"Client connections accepted.", nil, nil)
 	descBuffered = prometheus.NewDesc("inferrail_buffered_bytes",
 		"Memory that holds the bodies of requests.", nil, nil)
-	descPending = prometheus.NewDesc("inferrail_replica_requests_pending",
-		"Requests that wait in the agent for their turn at a replica.", []string{"replica"}, nil)
-	descReplica = prometheus.NewDesc("inferrail_replica_requests_running",
-		"Requests sent to a replica and not finished.", []string{"replica"}, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (s *Server) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{descResponses, descWakeups, descChunks, descBytes, descReplays,
-		descConns, descRunning, descAccepted, descReplica, descPending, descBuffered} {
+		descConns, descRunning, descAccepted, descBuffered} {
 		ch <- d
 	}
 	for _, c := range s.stats.vectors() {
@@ -228,16 +224,6 @@ func (s *Server) Collect(ch chan<- prometheus.Metric) {
 	gauge(descConns, float64(d.Connections))
 	gauge(descRunning, float64(d.Running))
 	gauge(descBuffered, float64(s.buffered.Load()))
-	seen := map[*Replica]bool{}
-	for _, m := range s.fleet.Load().Listed {
-		for _, r := range m.Replicas {
-			if !seen[r] {
-				seen[r] = true
-				gauge(descReplica, float64(r.InFlight()), r.ID)
-				gauge(descPending, float64(r.Pending()), r.ID)
-			}
-		}
-	}
 	for _, c := range s.stats.vectors() {
 		c.Collect(ch)
 	}

@@ -325,8 +325,8 @@ const maxQueued = 1 << 16
 func turnAway(tcp *net.TCPConn) {
 	body := appendError(nil, tooManyConns, "", "")
 	tcp.SetWriteDeadline(time.Now().Add(time.Millisecond))
-	fmt.Fprintf(tcp, "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"+
-		"Content-Length: %d\r\nRetry-After: 1\r\nConnection: close\r\n\r\n%s", len(body), body)
+	fmt.Fprintf(tcp, "HTTP/1.1 503 Service Unavailable\r\nServer: %s\r\nContent-Type: application/json\r\n"+
+		"Content-Length: %d\r\nRetry-After: 1\r\nConnection: close\r\n\r\n%s", product, len(body), body)
 	// The request may be there already: closing with unread bytes would reset
 	// the connection and take the answer away.
 	tcp.CloseWrite()
