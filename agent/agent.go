@@ -261,6 +261,17 @@ func (a *Agent) closeAdmin() {
 // Addr is where requests are accepted.
 func (a *Agent) Addr() net.Addr { return a.listener.Addr() }
 
+// Scheme is what requests to Addr begin with: http or https.
+func (a *Agent) Scheme() string {
+	if a.certificate != nil && a.tlsL == nil {
+		return "https"
+	}
+	return "http"
+}
+
+// WantsKey tells whether clients need an API key.
+func (a *Agent) WantsKey() bool { return len(a.cfg.Load().Server.APIKeys) > 0 }
+
 // AdminAddr is where the admin pages are.
 func (a *Agent) AdminAddr() net.Addr { return a.adminL.Addr() }
 

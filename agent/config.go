@@ -253,6 +253,8 @@ func (c *Config) ReadConfig(file string) error {
 // text is not YAML; unknown keys and values of the wrong kind are reported by
 // Validate, together with all else.
 func (c *Config) ParseConfig(data []byte) error {
+	// Editors of some systems put it before the text.
+	data = bytes.TrimPrefix(data, []byte("\ufeff"))
 	var doc any
 	dec := yaml.NewDecoder(bytes.NewReader(data), yaml.UseOrderedMap())
 	if err := dec.Decode(&doc); err != nil {
@@ -355,9 +357,14 @@ func (c *Config) keyFiles() []string {
 	return slices.DeleteFunc(files, func(f string) bool { return f == "" })
 }
 
+// leastInterval bounds HealthConfig.Interval from below.
+const leastInterval = 10 * time.Millisecond
+
 func (c *Config) validateHealth(p *problems) {
 	h := &c.Health
-	p.positive("health.interval", h.Interval)
+	if p.positive("health.interval", h.Interval); h.Interval < leastInterval {
+		p.add("health.interval", "%v is below %v; engines would do little else than to answer checks", h.Interval, leastInterval)
+	}
 	p.positive("health.timeout", h.Timeout)
 	if h.UnhealthyThreshold < 1 {
 		p.add("health.unhealthy_threshold", "%d is below 1", h.UnhealthyThreshold)

@@ -64,6 +64,13 @@ func changes(a, b Config) string {
 	return out.String()
 }
 
+func TestByteOrderMark(t *testing.T) {
+	c := DefaultConfig()
+	if err := c.ParseConfig([]byte("\ufefflisten: :81\n")); err != nil || c.Listen != ":81" || len(c.misread.list) > 0 {
+		t.Errorf("%v, %v, listens on %s", err, c.misread.list, c.Listen)
+	}
+}
+
 func TestDefaultConfigLacksOnlyReplicas(t *testing.T) {
 	c := DefaultConfig()
 	c.Replicas = []ReplicaConfig{{URL: "http://10.0.0.1:8000"}}

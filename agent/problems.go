@@ -312,7 +312,7 @@ func (p *problems) fillStruct(path string, v reflect.Value, in any) {
 	m, ok := in.(yaml.MapSlice)
 	if !ok {
 		if path == "" {
-			path = "the file"
+			path = theFile
 		}
 		p.add(path, "is %s; want keys and values", kind(path, in))
 		return
@@ -376,15 +376,18 @@ func (p *problems) fillBytes(path string, v reflect.Value, in any) {
 	v.SetInt(int64(n))
 }
 
+// theFile is the path of the whole configuration.
+const theFile = "the file"
+
 // kind tells a person what the YAML value at a path is. What is in the wrong
-// place where keys belong may be one.
+// place where keys belong may be one, and so may be anything in a wrong file.
 func kind(path string, in any) string {
 	switch in := in.(type) {
 	case string:
-		if secretKeys.MatchString(path) {
+		if secretKeys.MatchString(path) || path == theFile {
 			return "text"
 		}
-		return fmt.Sprintf("the text %q", in)
+		return fmt.Sprintf("the text %.80q", in)
 	case yaml.MapSlice:
 		return "a mapping"
 	case []any:

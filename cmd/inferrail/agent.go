@@ -140,17 +140,27 @@ func announce(ctx context.Context, w io.Writer, a *agent.Agent) {
 	models := a.Models()
 	fmt.Fprintf(w, "replicas   %d of %d serve %s\n", up, of, strings.Join(models, ", "))
 	if len(models) > 0 {
-		fmt.Fprintf(w, "try        %s\n", curl(a.Addr(), models[0]))
+		fmt.Fprintf(w, "try        %s\n", curl(a, models[0]))
 	}
 }
 
-// curl is a command line that asks for a streamed answer.
-func curl(addr net.Addr, model string) string {
-	host, port, err := net.SplitHostPort(addr.String())
+// curl is a command line that asks for a streamed answer. What only its user
+// has, the key, it takes from the environment; a certificate that was made for
+// a name is not checked, because the address is what is known here.
+func curl(a *agent.Agent, model string) string {
+	host, port, err := net.SplitHostPort(a.Addr().String())
 	if ip := net.ParseIP(host); err == nil && ip != nil && ip.IsUnspecified() {
 		host = "localhost"
 	}
 	body := fmt.Sprintf(`{"model":%q,"stream":true,"messages":[{"role":"user","content":"Tell me a story"}]}`, model)
-	return fmt.Sprintf("curl -N http://%s/v1/chat/completions -H 'content-type: application/json' -d '%s'",
-		net.JoinHostPort(host, port), strings.ReplaceAll(body, "'", `'\''`))
+	options := "-N"
+	if a.Scheme() == "https" {
+		options += "k"
+	}
+	key := ""
+	if a.WantsKey() {
+		key = ` -H "authorization: Bearer $KEY"`
+	}
+	return fmt.Sprintf("curl %s %s://%s/v1/chat/completions -H 'content-type: application/json'%s -d '%s'",
+		options, a.Scheme(), net.JoinHostPort(host, port), key, strings.ReplaceAll(body, "'", `'\''`))
 }

@@ -2,9 +2,18 @@ package main
 
 import (
 	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	crand "crypto/rand"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/pem"
+	"fmt"
 	"io"
+	"math/big"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -126,6 +135,41 @@ func TestAgentWithSimulatedEngines(t *testing.T) {
 	if lines := strings.Count(p.stdout.String(), "\n"); lines != 4 {
 		t.Errorf("%d lines on stdout, want 4:\n%s", lines, &p.stdout)
 	}
+}
+
+// With TLS and API keys the line works too, for whoever has a key.
+func TestLineToTryWithTLSAndKeys(t *testing.T) {
+	curl, err := exec.LookPath("curl")
+	if err != nil {
+		t.Skip("no curl")
+	}
+	private, err := ecdsa.GenerateKey(elliptic.P256(), crand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), DNSNames: []string{"gateway.example.com"}}
+	certificate, err := x509.CreateCertificate(crand.Reader, template, template, private.Public(), private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, err := x509.MarshalPKCS8PrivateKey(private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hash := sha256.Sum256([]byte("sk-one"))
+	config := fmt.Sprintf("server: {tls: {cert_file: %s, key_file: %s}, api_keys: [{name: one, sha256: %x}]}\n",
+		file(t, "cert.pem", string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate}))),
+		file(t, "key.pem", string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key}))), hash)
+	p := start(t, agentArgs("--config", file(t, "inferrail.yaml", config), "--sim", "1", "--datapath", "copy")...)
+	line := p.expect(`(?m)^try        curl (.*)$`)
+	shell := exec.CommandContext(t.Context(), "sh", "-c", curl+" -sS "+line)
+	shell.Env = append(os.Environ(), "KEY=sk-one", "no_proxy=*")
+	out, err := shell.CombinedOutput()
+	if err != nil || !strings.HasSuffix(string(out), "data: [DONE]\n\n") {
+		t.Errorf("%s: %v, %s", line, err, out)
+	}
+	p.signals <- syscall.SIGTERM
+	p.exit(0)
 }
 
 func TestAgentWaitsForItsEngine(t *testing.T) {
