@@ -60,17 +60,31 @@ func newAdmin(a *Agent) *http.Server {
 	}
 }
 
+// mostAdminConns bounds the connections of the admin port: whoever reaches it
+// needs no token to open one, and the descriptors are wanted for requests.
+const mostAdminConns = 256
+
 // busyConns are the connections of an http.Server that have a request, or have
-// just been accepted for one. The zero value is none. note is the server's
+// just been accepted for one; and how many there are of any kind. Those beyond
+// mostAdminConns are closed. The zero value is none. note is the server's
 // ConnState.
 type busyConns struct {
-	mu   sync.Mutex // guards busy
+	mu   sync.Mutex // guards the rest
 	busy map[net.Conn]struct{}
+	open int
 }
 
 func (b *busyConns) note(c net.Conn, state http.ConnState) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	switch state {
+	case http.StateNew:
+		if b.open++; b.open > mostAdminConns {
+			c.Close() // the server finds that out
+		}
+	case http.StateClosed, http.StateHijacked:
+		b.open--
+	}
 	if state != http.StateNew && state != http.StateActive {
 		delete(b.busy, c)
 		return
@@ -213,6 +227,7 @@ func (a *Agent) degraded() (list []string) {
 	}
 	return list
 }
+
 func (ad *admin) fleet(w http.ResponseWriter, _ *http.Request) {
 	ad.write(w, ad.agent.fleet.status())
 }

@@ -3,8 +3,11 @@ package agent
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"io"
+	"net"
 	"net/http"
+	"os"
 	"strconv"
 	"strings"
 	"testing"
@@ -139,6 +142,41 @@ func TestAdminToken(t *testing.T) {
 	ready(true, "Authorization: Bearer right")
 	if resp := adminAnswer(t, a, "/healthz", "Host: anything.example.com"); resp.StatusCode != 200 {
 		t.Errorf("healthz: status %d", resp.StatusCode)
+	}
+}
+
+// Who opens connections to the admin port without end takes no descriptors from
+// requests, and when they are gone the pages are there again.
+func TestAdminConnectionsAreBounded(t *testing.T) {
+	a := startAgent(t, testConfig(startEngine(t, 0, "m")))
+	defer stopped(t, a)
+	var conns []net.Conn
+	for range mostAdminConns + 20 {
+		c, err := net.Dial("tcp", a.AdminAddr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		conns = append(conns, c)
+	}
+	for _, c := range conns[mostAdminConns:] {
+		c.SetReadDeadline(time.Now().Add(20 * time.Second))
+		if n, err := c.Read(make([]byte, 1)); n > 0 || err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("one too many stays: %v", err)
+		}
+	}
+	open := func() int {
+		a.adminBusy.mu.Lock()
+		defer a.adminBusy.mu.Unlock()
+		return a.adminBusy.open
+	}
+	eventually(t, func() bool { return open() == mostAdminConns }, func() string { return "they are counted wrongly" })
+	for _, c := range conns {
+		c.Close()
+	}
+	eventually(t, func() bool { return open() == 0 }, func() string { return "they are counted for ever" })
+	if status, _ := page(t, a, "/healthz"); status != 200 {
+		t.Errorf("status %d", status)
 	}
 }
 
