@@ -860,9 +860,11 @@ func TestLineOfALeavingReplicaGoesElsewhere(t *testing.T) {
 	if n := old.asked.Load(); n != 1 {
 		t.Errorf("%d requests reached the one that leaves", n)
 	}
-	if status, body := page(t, a, "/metrics"); status != 200 || !strings.Contains(body, `inferrail_replica_requests_running{replica="old"} 1`) {
-		t.Errorf("two replicas of a name: status %d, %s", status, body)
-	}
+	var said string
+	eventually(t, func() bool {
+		_, said = page(t, a, "/metrics")
+		return strings.Contains(said, `inferrail_replica_requests_running{replica="old"} 1`)
+	}, func() string { return "two replicas of a name have the series " + said })
 	close(old.answer)
 	if status, by := answered(t, answers); status != 200 || by != "old" {
 		t.Errorf("the one inside: status %d by %s", status, by)
@@ -964,4 +966,55 @@ func TestReloadReadsKeyFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, func() bool { return key.Load() == "Bearer sk-two" }, func() string { return "the new key is not used" })
+}
+
+// An engine that says that it is well, but cannot list its models for a while,
+// keeps those that it had. One that says that the key is wrong, or that there is
+// no such page, is not the engine that it was.
+func TestModelsThatCannotBeListed(t *testing.T) {
+	f := func(name string, health, models int, stays bool) {
+		t.Run(name, func(t *testing.T) {
+			var broken atomic.Bool
+			var asked atomic.Int64
+			engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				switch {
+				case r.URL.Path == "/health":
+					w.WriteHeader(health)
+				case broken.Load():
+					asked.Add(1)
+					if models == 0 {
+						<-r.Context().Done()
+						return
+					}
+					w.WriteHeader(models)
+				default:
+					fmt.Fprint(w, `{"data":[{"id":"m"}]}`)
+				}
+			}))
+			defer engine.Close()
+			s := newStageOf(t, quick(ReplicaConfig{ID: "a", URL: engine.URL}))
+			s.expect("m=a")
+			broken.Store(true)
+			if !stays {
+				eventually(t, func() bool { return s.standing("a") == down }, func() string { return "it stays up" })
+				return
+			}
+			n := int64(5) // more than the checks that may fail
+			if models == 0 {
+				n = 1 // each takes two seconds
+			}
+			eventually(t, func() bool { return asked.Load() > n }, func() string { return "it is not asked" })
+			if got := s.models(); got != "m=a" {
+				t.Errorf("the fleet is %q", got)
+			}
+			broken.Store(false)
+			s.expect("m=a")
+		})
+	}
+	f("an error", 200, 500, true)
+	f("too many requests", 200, 429, true)
+	f("silence", 200, 0, true)
+	f("a wrong key", 200, 401, false)
+	f("no such page", 200, 404, false)
+	f("an engine without a health page", 404, 500, false)
 }

@@ -69,12 +69,18 @@ type member struct {
 	silent bool     // and that it did so by getting no answer in time
 	cause  string   // what the last request that led to an ejection failed with
 	models []card   // last known
-	addrs  []netip.AddrPort
+	// unlisted is why they are not those of the last time that it was asked.
+	unlisted string
+	addrs    []netip.AddrPort
 }
 
 // errSilent: the engine did not answer a check in time. It may be dead, or it
 // may be busy.
 var errSilent = errors.New("no answer in time")
+
+// errListLater: the engine cannot list its models now. That says nothing of
+// whether it serves them.
+var errListLater = errors.New("its models cannot be listed now")
 
 // card is one entry of an engine's GET /v1/models. Of a LoRA adapter, Parent is
 // the model it adapts.
@@ -268,7 +274,7 @@ func (f *fleet) checkLeaving(m *member) {
 	key := m.key
 	f.mu.Unlock()
 	began := time.Now()
-	err := f.checkHealth(f.stopped, m, key)
+	_, err := f.checkHealth(f.stopped, m, key)
 	if err != nil && !errors.Is(err, errSilent) {
 		return
 	}
@@ -296,6 +302,7 @@ func (f *fleet) check(ctx context.Context, m *member) (suspect bool) {
 	// process now, is asked for its models at once.
 	curious := m.stale || m.vitals.standing == joining || m.vitals.standing == down ||
 		m.vitals.failedChecks > 0 || m.checks+1 >= modelsEvery
+	known := m.vitals.standing == up && len(m.models) > 0
 	m.stale = false // what makes it so from now on, this check may miss
 	f.mu.Unlock()
 
@@ -309,15 +316,21 @@ func (f *fleet) check(ctx context.Context, m *member) (suspect bool) {
 			err = readErr
 		}
 	}
+	well := false
 	if err == nil {
-		err = f.checkHealth(ctx, m, key)
+		well, err = f.checkHealth(ctx, m, key)
 	}
 	var models []card
 	var addrs []netip.AddrPort
+	unlisted := ""
 	if err == nil && curious {
 		addrs = f.resolve(ctx, m)
 		if len(cfg.Models) == 0 {
 			models, err = f.fetchModels(ctx, m, key)
+		}
+		// One that is well and serves goes on with the models that it had.
+		if well && known && errors.Is(err, errListLater) {
+			unlisted, err = err.Error(), nil
 		}
 	}
 
@@ -348,6 +361,12 @@ func (f *fleet) check(ctx context.Context, m *member) (suspect bool) {
 	changed := false
 	if curious {
 		m.checks = 0
+		if unlisted != m.unlisted {
+			m.unlisted = unlisted
+			if unlisted != "" {
+				f.log.Warn("replica does not list its models; those known last stay", "replica", m.id, "url", m.url, "why", unlisted)
+			}
+		}
 		if key != m.key {
 			m.setKeyLocked(key)
 		}
@@ -383,21 +402,22 @@ func (f *fleet) failedLocked(m *member, err error, now time.Time) {
 }
 
 // checkHealth fails when the engine does not answer or says that it is dead.
-// An engine without the page is well; whether it serves, its models tell.
-func (f *fleet) checkHealth(ctx context.Context, m *member, key string) error {
+// well tells that it says that it is not: an engine without the page passes as
+// well, but whether that one serves, its models tell.
+func (f *fleet) checkHealth(ctx context.Context, m *member, key string) (well bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, f.cfg.Load().Health.Timeout)
 	defer cancel()
 	resp, err := f.get(ctx, m, key, "/health")
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer resp.Body.Close()
 	// A short body is read to its end, so that the connection can be reused.
 	_, _ = io.CopyN(io.Discard, resp.Body, 4<<10)
 	if resp.StatusCode >= 500 {
-		return fmt.Errorf("GET /health: status %d", resp.StatusCode)
+		return false, fmt.Errorf("GET /health: status %d", resp.StatusCode)
 	}
-	return nil
+	return resp.StatusCode == http.StatusOK, nil
 }
 
 // fetchModels returns what the engine lists, never an empty list without an
@@ -407,20 +427,25 @@ func (f *fleet) fetchModels(ctx context.Context, m *member, key string) ([]card,
 	ctx, cancel := context.WithTimeout(ctx, max(f.cfg.Load().Health.Timeout, 2*time.Second))
 	defer cancel()
 	resp, err := f.get(ctx, m, key, "/v1/models")
+	if errors.Is(err, errSilent) {
+		return nil, fmt.Errorf("%w, %w", err, errListLater)
+	}
 	if err != nil {
 		return nil, err
 	}
 	defer resp.Body.Close()
-	switch resp.StatusCode {
-	case http.StatusOK:
-	case http.StatusUnauthorized, http.StatusForbidden:
+	switch status := resp.StatusCode; {
+	case status == http.StatusOK:
+	case status >= 500 || status == http.StatusTooManyRequests:
+		return nil, fmt.Errorf("GET /v1/models: status %d; %w", status, errListLater)
+	case status == http.StatusUnauthorized || status == http.StatusForbidden:
 		return nil, fmt.Errorf("GET /v1/models: status %d; give its api_key or api_key_file in the configuration", resp.StatusCode)
 	default:
 		return nil, fmt.Errorf("GET /v1/models: status %d; if it stays so, list its models in the configuration", resp.StatusCode)
 	}
 	models, err := parseModels(io.LimitReader(resp.Body, maxModelsBody))
 	if errors.Is(err, context.DeadlineExceeded) {
-		err = errSilent
+		err = fmt.Errorf("%w, %w", errSilent, errListLater)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("GET /v1/models: %w", err)
