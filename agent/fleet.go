@@ -333,13 +333,15 @@ func (f *fleet) publishLocked() {
 		}
 		s.Models[mc.Name] = &proxy.Model{Name: mc.Name, Policy: choose}
 	}
+	listed := map[*proxy.Model]bool{}
 	add := func(m *member, c card, serves bool) {
 		model := s.Models[c.ID]
 		if model == nil {
 			model = &proxy.Model{Name: c.ID, Policy: defaultPolicy}
 			s.Models[c.ID] = model
 		}
-		if !slices.Contains(s.Listed, model) {
+		if !listed[model] {
+			listed[model] = true
 			s.Listed = append(s.Listed, model)
 		}
 		if model.Created == 0 {

@@ -54,8 +54,8 @@ type health struct {
 // joined.
 type vitals struct {
 	standing standing
-	// models it serves, as far as they are known.
-	models []string
+	// models it serves, as far as they are known. There may be thousands.
+	models map[string]bool
 
 	failedChecks   int // in a row
 	failedRequests int // in a row, as told last
@@ -166,10 +166,10 @@ func (h *health) eject(v *vitals, now time.Time) {
 
 // mayEject tells whether each of the member's models can spare it.
 func (h *health) mayEject(v *vitals) bool {
-	for _, model := range v.models {
+	for model := range v.models {
 		replicas, out := 0, 0
 		for _, other := range h.members {
-			if !other.serves(model) {
+			if !other.models[model] {
 				continue
 			}
 			replicas++
@@ -182,15 +182,6 @@ func (h *health) mayEject(v *vitals) bool {
 		}
 	}
 	return len(v.models) > 0
-}
-
-func (v *vitals) serves(model string) bool {
-	for _, m := range v.models {
-		if m == model {
-			return true
-		}
-	}
-	return false
 }
 
 // forgive takes back a doubling for each stretch of good behaviour.

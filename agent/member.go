@@ -138,7 +138,10 @@ func (m *member) setKeyLocked(key string) {
 
 func (m *member) setModelsLocked(models []card) {
 	m.models = models
-	m.vitals.models = names(models)
+	m.vitals.models = make(map[string]bool, len(models))
+	for _, c := range models {
+		m.vitals.models[c.ID] = true
+	}
 }
 
 // readKey reads a key from a file.
