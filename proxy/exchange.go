@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"strconv"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -536,12 +537,6 @@ func (x *exchange) send() failure {
 // may hold the first bytes of the body as well.
 func (x *exchange) readResponseHead() failure {
 	x.in = x.in[:0]
-	if !x.unsent {
-		// Nothing can be there yet.
-		if f := x.waitHead(); f != none {
-			return f
-		}
-	}
 	interim := 0
 	for {
 		if i := bytes.Index(x.in, crlfcrlf); i >= 0 {
@@ -571,14 +566,12 @@ func (x *exchange) readResponseHead() failure {
 		if len(x.in) == cap(x.in) {
 			x.in = append(x.in, make([]byte, len(x.in))...)[:len(x.in)]
 		}
-		n, errno := recv(x.up.fd, x.in[len(x.in):cap(x.in)], 0)
+		n, errno, f := x.recvHead(x.in[len(x.in):cap(x.in)])
 		switch {
-		case errno == unix.EAGAIN && x.unsent && x.cause != nil:
-			return engineDied
+		case f != none:
+			return f
 		case errno == unix.EAGAIN:
-			if f := x.waitHead(); f != none {
-				return f
-			}
+			return engineDied // it has closed while the request was sent
 		case errno != 0:
 			x.cause = errno
 			return engineDied
@@ -593,10 +586,27 @@ func (x *exchange) readResponseHead() failure {
 	}
 }
 
-func (x *exchange) waitHead() failure {
-	f := x.c.waitEngine(x.up, unix.EPOLLIN, x.until)
-	x.up.w.shard.counts.wakeups.Add(1)
-	return f
+// recvHead reads from the engine's socket, and waits for bytes. After a failed
+// sending, errno is EAGAIN when there are none.
+func (x *exchange) recvHead(p []byte) (n int, errno syscall.Errno, f failure) {
+	if x.unsent && x.cause != nil {
+		n, errno = recv(x.up.fd, p, 0)
+		return n, errno, none
+	}
+	for {
+		x.c.expect(x.until)
+		if x.sentAway() {
+			return 0, 0, engineDown
+		}
+		x.up.w.shard.counts.wakeups.Add(1)
+		n, errno, woken := x.c.recvEngine(x.up, p)
+		if !woken {
+			return n, errno, none
+		}
+		if f = x.c.news(engineTimeout); f != none {
+			return 0, 0, f
+		}
+	}
 }
 
 // respond passes the response on.

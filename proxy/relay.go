@@ -98,6 +98,7 @@ func (r *relay) start() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.state = relaying
+	r.up.relayed = true
 	r.goOnLocked()
 }
 
