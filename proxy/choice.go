@@ -12,11 +12,9 @@ import (
 // choose picks a replica that has not failed the request and takes a place
 // there; when all are full, it lines up at one that has room.
 func (x *exchange) choose() failure {
-	// The fleet may have changed since the request was read.
-	if now := x.c.s.fleet.Load().Models[x.model.Name]; now != nil {
-		x.model = now
-	}
+	moved := false // it gave up its place in a line for a better one
 	for {
+		x.follow()
 		r, full := x.pick(false)
 		if r == nil && full {
 			if r, _ = x.pick(true); r == nil {
@@ -27,6 +25,7 @@ func (x *exchange) choose() failure {
 			case none:
 				return none
 			case overloaded:
+				moved = true
 				continue // the line filled up meanwhile, or there is a better place
 			default:
 				return f
@@ -43,6 +42,10 @@ func (x *exchange) choose() failure {
 		x.evacuated = r.gate.evacuations.Load()
 		if r.gate.enter(x.c) {
 			x.replica = r
+			if moved && r.gate.free() {
+				// Several places may have become free for one call.
+				x.c.s.lines.callFirst()
+			}
 			return none
 		}
 		// Others were faster, so this ends.
@@ -81,45 +84,68 @@ func (x *exchange) pick(line bool) (r *Replica, full bool) {
 // lineUp waits for the request's turn at r. It returns overloaded when it has
 // to be chosen for anew.
 func (x *exchange) lineUp(r *Replica) failure {
-	c := x.c
+	c, lines := x.c, &x.c.s.lines
+	lines.add(&r.gate)
+	defer lines.done(&r.gate)
 	c.expect(x.until)
 	x.evacuated = r.gate.evacuations.Load()
 	if !r.gate.queue(c) {
 		return overloaded
 	}
 	for !c.place.admitted.Load() {
-		f := c.wait(queueTimeout)
-		if f == none {
+		f := overloaded
+		if !x.betterThan(r) {
+			f = c.wait(queueTimeout)
 			// After expect no news is lost; what came before it is looked for.
 			c.expect(x.until)
-			if r.gate.evacuations.Load() != x.evacuated && x.otherThan(r) {
-				f = overloaded
-			}
 		}
 		if f != none && r.gate.unqueue(c) {
 			return f
 		}
 	}
 	x.replica = r
+	if !time.Now().Before(x.until) {
+		x.leave()
+		return queueTimeout
+	}
 	return none
 }
 
-// elsewhere reports whether another replica could take the request now.
-func (x *exchange) elsewhere() bool { return x.otherThan(x.replica) }
-
-func (x *exchange) otherThan(here *Replica) bool {
-	model := x.model
-	if now := x.c.s.fleet.Load().Models[model.Name]; now != nil {
-		model = now
+// betterThan reports that the request should not stay in line at r: another
+// replica has a free place, or r is given up and there is another one.
+func (x *exchange) betterThan(r *Replica) bool {
+	x.follow()
+	if x.otherThan(r, (*gate).free) {
+		return true
 	}
-	return slices.ContainsFunc(model.Replicas, func(r *Replica) bool {
-		return r != here && !slices.Contains(x.tried, r) && (r.gate.free() || r.gate.roomy())
+	left := r.gate.evacuations.Load() != x.evacuated || !slices.Contains(x.model.Replicas, r)
+	return left && x.otherThan(r, (*gate).roomy)
+}
+
+// follow takes the model as it is in the fleet now.
+func (x *exchange) follow() {
+	if now := x.c.s.fleet.Load().Models[x.model.Name]; now != nil {
+		x.model = now
+	}
+}
+
+// elsewhere reports whether another replica could take the request now.
+func (x *exchange) elsewhere() bool {
+	x.follow()
+	return x.otherThan(x.replica, func(g *gate) bool { return g.free() || g.roomy() })
+}
+
+// otherThan reports whether a replica that has not failed the request, other
+// than here, has a gate that is fit.
+func (x *exchange) otherThan(here *Replica, fit func(*gate) bool) bool {
+	return slices.ContainsFunc(x.model.Replicas, func(r *Replica) bool {
+		return r != here && !slices.Contains(x.tried, r) && fit(&r.gate)
 	})
 }
 
 // sentAway reports that the replica has failed its health check while the
-// request waits for its first byte, and that there is another one for it.
+// request waits for its first byte, and that it may be sent to another one.
 func (x *exchange) sentAway() bool {
 	r := x.replica
-	return r != nil && r.gate.evacuations.Load() != x.evacuated && x.elsewhere()
+	return r != nil && r.gate.evacuations.Load() != x.evacuated && x.attempts < x.limits.MaxAttempts && x.elsewhere()
 }

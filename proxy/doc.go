@@ -54,7 +54,7 @@
 //     finished or stop the relay reads it, unless the kernel carries the response.
 //   - Locks are taken in this order: Server.mu, relay.mu, watch.mu, conn.mu, and conn.mu
 //     before the mu of conn.cw, whose ready function runs without it. gate.mu is taken
-//     with none held and may be followed by conn.mu.
+//     with none of them held and may be followed by conn.mu; lines.mu is held alone.
 //   - Buffers for request bodies and heads come from pools, at the latest
 //     returned when the relay starts: a stream that lasts for an hour holds its
 //     connection's small read buffer and the tail of its body.

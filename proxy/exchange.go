@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"net/http"
 	"net/url"
@@ -59,7 +60,8 @@ type exchange struct {
 	// The choice. The request is inside replica's gate from choose until leave.
 	model      *Model
 	replica    *Replica
-	tried      []*Replica // that have failed it
+	attempts   int        // the present one included
+	tried      []*Replica // that have failed it, since the last pause
 	evacuated  uint64     // the gate's evacuations when it came in
 	candidates []policy.Candidate
 	places     []*Replica // of candidates
@@ -68,8 +70,9 @@ type exchange struct {
 	// The response.
 	until    time.Time // when its first byte must be there
 	up       *engineConn
-	unsent   bool   // the engine answered before it had the whole request
-	in       []byte // what the engine has sent up to the end of its head; pooled
+	pieces   [6][]byte // of the request, for the engine
+	left     [][]byte  // of pieces: what the engine has not taken of the request
+	in       []byte    // what the engine has sent up to the end of its head; pooled
 	response responseHead
 	out      []byte // heads are composed here; pooled
 	extra    []byte // field lines of the agent's own
@@ -124,8 +127,8 @@ func (x *exchange) begin() {
 	x.call = call{}
 	x.http10, x.isHead, x.keepAlive, x.unread, x.reset = false, false, false, false, false
 	x.held = 0
-	x.model, x.replica, x.tried = nil, nil, x.tried[:0]
-	x.up, x.unsent = nil, false
+	x.model, x.replica, x.attempts, x.tried = nil, nil, 0, x.tried[:0]
+	x.up, x.left = nil, nil
 	x.response, x.extra = responseHead{}, x.extra[:0]
 	x.answered, x.passed, x.status, x.ttfb = false, false, 0, 0
 	x.packet, x.why, x.kernel = false, "", Carried{}
@@ -384,7 +387,8 @@ func (x *exchange) ask() failure {
 		x.c.entered = true
 		x.c.handle, x.c.why = s.joiner.Enter(x.c.fd, -1)
 	}
-	for attempt := 1; ; attempt++ {
+	backoff := x.limits.Backoff
+	for x.attempts = 1; ; x.attempts++ {
 		if f := x.choose(); f != none {
 			return f
 		}
@@ -394,7 +398,7 @@ func (x *exchange) ask() failure {
 		if again {
 			x.replica.failed(x.failedWith(f))
 		}
-		if !again || attempt >= x.limits.MaxAttempts {
+		if !again || x.attempts >= x.limits.MaxAttempts || !time.Now().Before(x.until) {
 			return f
 		}
 		x.tried = append(x.tried, x.replica)
@@ -402,8 +406,10 @@ func (x *exchange) ask() failure {
 		if !x.elsewhere() {
 			// The pause is drawn from its second half, so that requests that
 			// failed together do not come back together.
-			pause = x.limits.Backoff << (attempt - 1)
-			pause = pause/2 + rand.N(pause/2+1)
+			pause = backoff/2 + rand.N(backoff/2+1)
+			if backoff < math.MaxInt64/2 {
+				backoff *= 2
+			}
 			if time.Until(x.until) < pause {
 				return f
 			}
@@ -445,7 +451,7 @@ func (x *exchange) outcome(f failure) string {
 // just then; if it dies before the first byte of a response, the request is
 // sent once more on a new one.
 func (x *exchange) attempt() failure {
-	x.in, x.unsent, x.cause, x.ttfb = x.in[:0], false, nil, 0
+	x.in, x.left, x.cause, x.ttfb = x.in[:0], nil, nil, 0
 	x.up = x.replica.take()
 	for {
 		var f failure
@@ -459,7 +465,7 @@ func (x *exchange) attempt() failure {
 		}
 		if f == engineDied && x.up.reused && len(x.in) == 0 && x.ttfb == 0 {
 			x.up.abort()
-			x.up, x.unsent, x.cause = nil, false, nil
+			x.up, x.left, x.cause = nil, nil, nil
 			x.c.s.stats.replays.Add(1)
 			continue
 		}
@@ -476,8 +482,12 @@ func (x *exchange) leave() {
 		x.up = nil
 	}
 	if x.replica != nil {
-		x.replica.gate.leave(x.c)
+		gate := &x.replica.gate
+		gate.leave(x.c)
 		x.replica = nil
+		if gate.free() {
+			x.c.s.lines.callFirst()
+		}
 	}
 }
 
@@ -506,32 +516,46 @@ func (x *exchange) send() failure {
 	if x.asksUsage {
 		edits = append(edits, x.usageEdit)
 	}
-	var pieces [1 + 2*len(x.edits) + 1][]byte // the head goes first
-	bufs, length := cut(pieces[:1], x.body, edits)
+	bufs, length := cut(x.pieces[:1], x.body, edits) // the head goes first
 	x.out = x.head.appendTo(x.out[:0], asEngine{method: x.method, target: x.target, replica: x.replica,
 		id: x.id, length: length, hideKey: !x.access.Open()})
 	bufs[0] = x.out
-	left, errno := sendAll(x.up.fd, bufs)
-	for errno == unix.EAGAIN {
-		// An engine that answers before it has read the whole request, to
-		// refuse it, is heard.
+	x.left = bufs
+	return x.sendLeft()
+}
+
+// sendLeft goes on to write the request, until the engine has taken it or says
+// something: one that answers before it has read the whole request, to refuse
+// it, is heard.
+func (x *exchange) sendLeft() failure {
+	for {
+		var errno syscall.Errno
+		x.left, errno = sendAll(x.up.fd, x.left)
+		switch errno {
+		case 0:
+			return none
+		case unix.EAGAIN:
+		default:
+			// What the engine said before it closed may still be there to read.
+			x.cause = errno
+			return none
+		}
 		if f := x.c.waitEngine(x.up, unix.EPOLLOUT|unix.EPOLLIN, x.until); f != none {
 			return f
 		}
 		var b [1]byte
-		if n, _ := recv(x.up.fd, b[:], unix.MSG_PEEK); n > 0 {
-			x.unsent = true
+		switch n, errno := recv(x.up.fd, b[:], unix.MSG_PEEK); {
+		case n > 0:
 			return none
+		case errno == 0:
+			// It may still read, but it cannot answer any more.
+			x.cause = errClosed
+			return engineDied
 		}
-		left, errno = sendAll(x.up.fd, left)
 	}
-	if errno != 0 {
-		// What the engine said before it closed may still be there to read.
-		x.unsent = true
-		x.cause = errno
-	}
-	return none
 }
+
+var errClosed = errors.New("the connection was closed")
 
 // readResponseHead reads up to the end of the response's head into x.in, which
 // may hold the first bytes of the body as well.
@@ -557,6 +581,11 @@ func (x *exchange) readResponseHead() failure {
 			// An interim response (RFC 9110 section 15.2).
 			interim++
 			x.in = x.in[:copy(x.in, x.in[i+4:])]
+			if len(x.in) == 0 && len(x.left) > 0 && x.cause == nil {
+				if f := x.sendLeft(); f != none {
+					return f
+				}
+			}
 			continue
 		}
 		if len(x.in) >= maxEngineHead {
@@ -577,7 +606,7 @@ func (x *exchange) readResponseHead() failure {
 			return engineDied
 		case n == 0:
 			if x.cause == nil {
-				x.cause = errors.New("the connection was closed")
+				x.cause = errClosed
 			}
 			return engineDied
 		default:
@@ -589,7 +618,7 @@ func (x *exchange) readResponseHead() failure {
 // recvHead reads from the engine's socket, and waits for bytes. After a failed
 // sending, errno is EAGAIN when there are none.
 func (x *exchange) recvHead(p []byte) (n int, errno syscall.Errno, f failure) {
-	if x.unsent && x.cause != nil {
+	if len(x.left) > 0 && x.cause != nil {
 		n, errno = recv(x.up.fd, p, 0)
 		return n, errno, none
 	}
@@ -651,7 +680,7 @@ func (x *exchange) respond() failure {
 		f = x.waitRelay()
 	}
 	x.account()
-	if f == none && !h.close && !r.surplus && !x.unsent {
+	if f == none && !h.close && !r.surplus && len(x.left) == 0 {
 		x.up.put()
 		x.up = nil
 	}
@@ -826,6 +855,7 @@ func (x *exchange) giveBack() {
 	x.held = 0
 	p.body, p.in, p.out = nil, nil, nil
 	x.body, x.in, x.out = nil, nil, nil
+	clear(x.pieces[:])
 }
 
 // finish releases everything the exchange holds and counts it.

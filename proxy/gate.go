@@ -173,6 +173,24 @@ func (g *gate) evacuate() {
 	}
 }
 
+// callFirst wakes the first in line, callAll everybody in it; each looks
+// whether there is a better place for it.
+func (g *gate) callFirst() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if len(g.line) > 0 {
+		g.line[0].wake()
+	}
+}
+
+func (g *gate) callAll() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, c := range g.line {
+		c.wake()
+	}
+}
+
 // warmth is how much of its share a replica that has come back takes. The zero
 // value is a warm one.
 type warmth struct {

@@ -262,3 +262,84 @@ func TestPlaces(t *testing.T) {
 		t.Errorf("the engine saw %d connections", n)
 	}
 }
+
+// TestManyAttempts: however many attempts there may be, the pauses between them
+// stay pauses.
+func TestManyAttempts(t *testing.T) {
+	var urls []string
+	for range 45 {
+		urls = append(urls, refusing(t))
+	}
+	r := newRig(t, Limits{MaxAttempts: 100, Backoff: 20 * time.Millisecond}, nil, urls...)
+	c := r.dial()
+	c.send(post(hello))
+	if resp, _ := c.answer(); resp.StatusCode != 502 {
+		t.Errorf("got %d", resp.StatusCode)
+	}
+	if n := r.retries(); n != 99 {
+		t.Errorf("%d retries", n)
+	}
+}
+
+// TestNoTimeLeft: a replica that a request reaches when its time is over is not
+// asked, and not blamed.
+func TestNoTimeLeft(t *testing.T) {
+	good := newRawEngine(t, answering(fixed("ok")))
+	r := newRig(t, Limits{RequestTimeout: 200 * time.Millisecond}, nil, "http://"+fullListener(t), good.url()).ordered()
+	c := r.dial()
+	c.send(post(hello))
+	if resp, _ := c.answer(); resp.StatusCode != 504 {
+		t.Errorf("got %d", resp.StatusCode)
+	}
+	if n := r.replicas[1].Failures(); n != 0 || good.accepted() != 0 {
+		t.Errorf("the other replica has %d failures and %d connections", n, good.accepted())
+	}
+}
+
+// TestEngineSpeaksEarly: what an engine says while it is still being sent the
+// request.
+func TestEngineSpeaksEarly(t *testing.T) {
+	large := post(`{"model":"m","a":"` + strings.Repeat("x", 16<<20) + `"}`)
+	f := func(name, want string, status int, serve func(c *engineSide, answered chan struct{})) {
+		t.Run(name, func(t *testing.T) {
+			answered := make(chan struct{})
+			e := newRawEngine(t, func(c *engineSide) { serve(c, answered) })
+			r := newRig(t, Limits{RequestTimeout: 5 * time.Second, MaxAttempts: 1}, nil, e.url())
+			c := r.dial()
+			go io.WriteString(c.TCPConn, large)
+			resp, body := c.answer()
+			close(answered)
+			if resp.StatusCode != status || !strings.Contains(body, want) {
+				t.Errorf("got %d %q", resp.StatusCode, body)
+			}
+		})
+	}
+	f("an interim response", "ok", 200, func(c *engineSide, _ chan struct{}) {
+		c.br.Peek(1)
+		io.WriteString(c, "HTTP/1.1 102 Processing\r\n\r\n")
+		if c.request() != nil {
+			io.WriteString(c, fixed("ok"))
+		}
+		c.waitClosed()
+	})
+	f("interim responses in pieces", "ok", 200, func(c *engineSide, _ chan struct{}) {
+		c.br.Peek(1)
+		io.WriteString(c, "HTTP/1.1 102 Processing\r\n")
+		time.Sleep(10 * time.Millisecond)
+		io.WriteString(c, "\r\nHTTP/1.1 100 Continue\r\n\r\n")
+		if c.request() != nil {
+			io.WriteString(c, fixed("ok"))
+		}
+		c.waitClosed()
+	})
+	f("a refusal", "too much", 413, func(c *engineSide, _ chan struct{}) {
+		c.br.Peek(1)
+		io.WriteString(c, status(413, "too much"))
+		c.waitClosed()
+	})
+	f("its end, though it does not close", "closed the connection", 502, func(c *engineSide, answered chan struct{}) {
+		c.br.Peek(1)
+		c.CloseWrite()
+		<-answered
+	})
+}
