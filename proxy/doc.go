@@ -9,7 +9,7 @@
 //	permit      exchange.go  path (route.go), method and API key (access.go), before the body is read
 //	parse       exchange.go  openai.go, or form.go, finds the model in one pass over the body
 //	choose      choice.go    policy.Policy picks a replica; the request takes a place at its gate (gate.go)
-//	connect     upstream.go  an idle connection that looks alive, or a new one
+//	connect     upstream.go  an idle connection that looks alive, or a new one (lookup.go: where)
 //	send        exchange.go  head and body in one write
 //	first byte  exchange.go  the response's head; head.go says what passes
 //	relay       relay.go     the body: copied by a shard's goroutine, or carried by the kernel
@@ -54,7 +54,7 @@
 //     finished or stop the relay reads it, unless the kernel carries the response.
 //   - Locks are taken in this order: Server.mu, relay.mu, watch.mu, conn.mu, and conn.mu
 //     before the mu of conn.cw, whose ready function runs without it. gate.mu is taken
-//     with none of them held and may be followed by conn.mu; lines.mu is held alone.
+//     with none of them held and may be followed by conn.mu; lines.mu and addresses.mu are held alone.
 //   - Buffers for request bodies and heads come from pools, at the latest
 //     returned when the relay starts: a stream that lasts for an hour holds its
 //     connection's small read buffer and the tail of its body.

@@ -57,6 +57,8 @@ type Replica struct {
 	warmth   warmth
 	failures atomic.Int64 // in a row
 	upstream upstream
+	// addresses is where it can be dialled.
+	addresses *addresses
 }
 
 // SetKey sets the API key that the engine wants; it replaces the client's.

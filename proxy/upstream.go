@@ -1,14 +1,14 @@
 package proxy
 
 import (
-	"context"
-	"errors"
+	"cmp"
 	"fmt"
 	"net"
 	"net/netip"
 	"net/url"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -17,20 +17,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// upstream is a replica's idle connections and what is known of its address.
-// The zero value has none and resolves at the first dial.
+// upstream is a replica's idle connections. The zero value has none.
 type upstream struct {
 	mu     sync.Mutex // guards the rest
 	idle   []*engineConn
 	timer  *time.Timer // runs sweep while there are idle ones
 	closed bool
-
-	addrs    []netip.AddrPort
-	resolved time.Time // zero: addrs never expire
 }
-
-// resolveEvery is how long a looked-up address is used.
-const resolveEvery = 10 * time.Second
 
 // NewReplica makes the endpoint of an engine at rawURL, for example
 // http://10.0.0.10:8000 or http://host:8000/prefix.
@@ -49,21 +42,18 @@ func NewReplica(slot int, id string, rawURL string) (*Replica, error) {
 	case id == "" || strings.ContainsFunc(id, func(r rune) bool { return r < ' ' || r > '~' }):
 		return nil, fmt.Errorf("replica %q: an id is printable ASCII", id)
 	}
-	port := u.Port()
-	if port == "" {
-		port = "80"
+	port, err := strconv.ParseUint(cmp.Or(u.Port(), "80"), 10, 16)
+	if err != nil {
+		return nil, fmt.Errorf("replica %s: the URL %q has no port between 0 and 65535", id, rawURL)
 	}
-	r := &Replica{
-		Slot:     slot,
-		ID:       id,
-		Addr:     net.JoinHostPort(u.Hostname(), port),
-		Host:     u.Host,
-		BasePath: strings.TrimRight(u.EscapedPath(), "/"),
-	}
-	if addr, err := netip.ParseAddrPort(r.Addr); err == nil {
-		r.upstream.addrs = []netip.AddrPort{addr}
-	}
-	return r, nil
+	return &Replica{
+		Slot:      slot,
+		ID:        id,
+		Addr:      net.JoinHostPort(u.Hostname(), strconv.FormatUint(port, 10)),
+		Host:      u.Host,
+		BasePath:  strings.TrimRight(u.EscapedPath(), "/"),
+		addresses: newAddresses(u.Hostname(), uint16(port)),
+	}, nil
 }
 
 // Close closes the replica's idle connections. Those in use are closed when
@@ -81,6 +71,7 @@ func (r *Replica) Close() {
 	for _, e := range idle {
 		e.close()
 	}
+	r.addresses.close()
 }
 
 // engineConn is one connection to an engine. It is owned by the exchange that
@@ -223,40 +214,6 @@ func (e *engineConn) silent() bool {
 	return errno == unix.EAGAIN
 }
 
-// addresses returns where to dial. Looking a name up may take until ctx ends.
-func (r *Replica) addresses(ctx context.Context) ([]netip.AddrPort, error) {
-	u := &r.upstream
-	u.mu.Lock()
-	addrs, resolved := u.addrs, u.resolved
-	u.mu.Unlock()
-	if len(addrs) > 0 && (resolved.IsZero() || time.Since(resolved) < resolveEvery) {
-		return addrs, nil
-	}
-	host, port, err := net.SplitHostPort(r.Addr)
-	if err != nil {
-		return nil, err
-	}
-	number, err := net.DefaultResolver.LookupPort(ctx, "tcp", port)
-	if err != nil {
-		return nil, err
-	}
-	ips, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
-	if err != nil {
-		if len(addrs) > 0 {
-			return addrs, nil // an old answer is better than none
-		}
-		return nil, err
-	}
-	addrs = nil
-	for _, ip := range ips {
-		addrs = append(addrs, netip.AddrPortFrom(ip.Unmap(), uint16(number)))
-	}
-	u.mu.Lock()
-	u.addrs, u.resolved = addrs, time.Now()
-	u.mu.Unlock()
-	return addrs, nil
-}
-
 // dial opens a connection to the replica for the exchange of c, which watches
 // its client meanwhile. cause is what connecting failed with.
 func (c *conn) dial(r *Replica, until time.Time) (e *engineConn, f failure, cause error) {
@@ -264,23 +221,16 @@ func (c *conn) dial(r *Replica, until time.Time) (e *engineConn, f failure, caus
 	if limit.After(until) {
 		limit = until
 	}
-	ctx, cancel := context.WithDeadline(c.s.ctx, limit)
-	addrs, err := r.addresses(ctx)
-	cancel()
-	if err != nil {
-		if errors.Is(err, context.DeadlineExceeded) {
-			return nil, connectTimeout, err
-		}
-		return nil, connectFailed, err
-	}
-	f, cause = connectFailed, errors.New("the name has no address")
-	for _, addr := range addrs[:min(len(addrs), 3)] {
-		e, f, cause = c.dialAddr(r, addr, limit)
+	addrs, f, cause := c.find(r, limit)
+	for i, addr := range addrs {
+		// One that does not answer leaves the others their share of the time.
+		share := time.Until(limit) / time.Duration(len(addrs)-i)
+		e, f, cause = c.dialAddr(r, addr, time.Now().Add(share))
 		if f == none || f == clientLeft || f == shutDown || f == engineDown {
-			return e, f, cause
+			break
 		}
 	}
-	return nil, f, cause
+	return e, f, cause
 }
 
 // engineBuffer bounds what the kernel holds of a response that is copied while
