@@ -286,7 +286,7 @@ func (c *conn) readBody(buf []byte, size int64) ([]byte, failure) {
 func (c *conn) readData(buf []byte, n int64) ([]byte, failure) {
 	for n > 0 {
 		if len(buf) == cap(buf) {
-			buf = slices.Grow(buf, int(min(n, int64(max(cap(buf), 16<<10)))))
+			buf = slices.Grow(buf, int(min(n, int64(max(cap(buf), smallBody)))))
 			if !c.hold(int64(cap(buf))) {
 				return buf, buffersFull
 			}
@@ -302,11 +302,11 @@ func (c *conn) readData(buf []byte, n int64) ([]byte, failure) {
 }
 
 // hold counts size bytes as held by the request's body, and reports false when
-// all bodies together hold too much.
+// all bodies together hold too much and this is no small one.
 func (c *conn) hold(size int64) bool {
 	more := size - c.x.held
 	c.x.held = size
-	return c.s.buffered.Add(more) <= c.x.limits.MaxBuffered
+	return c.s.buffered.Add(more) <= c.x.limits.MaxBuffered || size <= smallBody
 }
 
 // readChunks appends a chunked body's data to buf and drops its trailer.

@@ -96,13 +96,39 @@ type exchange struct {
 // copying this many in one read.
 const spliceWorth = 16 << 10
 
-// keepBody is the largest request body whose buffer is kept for another.
-const keepBody = 1 << 20
+// smallBody is the first buffer of a request body; one that fits is never
+// refused for the memory that others hold. keepBody is the largest that is kept
+// for another body.
+const (
+	smallBody = 16 << 10
+	keepBody  = 1 << 20
+)
 
 var (
-	bodies = sync.Pool{New: func() any { return new([]byte) }}
+	// bodies keep buffers by their size, up to smallBody and 4, 16 and 64 times
+	// of it, so that a small body does not take the memory of a large one.
+	bodies [4]sync.Pool
 	heads  = sync.Pool{New: func() any { b := make([]byte, 0, 16<<10); return &b }}
 )
+
+// bodiesOf returns the pool of buffers for bodies of a size, -1 for unknown.
+func bodiesOf(size int64) *sync.Pool {
+	i := 0
+	for most := int64(smallBody); size > most && i < len(bodies)-1; most *= 4 {
+		i++
+	}
+	return &bodies[i]
+}
+
+// takeBody takes a buffer for a body of a size from the pools, which may be an
+// empty one.
+func (x *exchange) takeBody(size int64) {
+	x.pooled.body, _ = bodiesOf(size).Get().(*[]byte)
+	if x.pooled.body == nil {
+		x.pooled.body = new([]byte)
+	}
+	x.body = (*x.pooled.body)[:0]
+}
 
 // run serves one request and reports whether the connection can serve another.
 func (x *exchange) run() (goOn bool) {
@@ -135,9 +161,8 @@ func (x *exchange) begin() {
 	x.cause, x.message, x.param = nil, "", ""
 	x.began = time.Now()
 	x.c.s.stats.running.Add(1)
-	x.pooled.body = bodies.Get().(*[]byte)
 	x.pooled.in, x.pooled.out = heads.Get().(*[]byte), heads.Get().(*[]byte)
-	x.body, x.in, x.out = (*x.pooled.body)[:0], (*x.pooled.in)[:0], (*x.pooled.out)[:0]
+	x.body, x.in, x.out = nil, (*x.pooled.in)[:0], (*x.pooled.out)[:0]
 }
 
 // read reads the whole request.
@@ -190,6 +215,10 @@ func (x *exchange) read() failure {
 			if c.write([]byte("HTTP/1.1 100 Continue\r\n\r\n")) != nil {
 				return clientLeft
 			}
+		}
+		x.takeBody(size)
+		if !c.hold(int64(cap(x.body))) {
+			return buffersFull
 		}
 		if x.body, f = c.readBody(x.body, size); f != none {
 			return f
@@ -665,8 +694,8 @@ func (x *exchange) respond() failure {
 	}
 	r.decode = r.decode || reframed
 	r.chunked = reframed && !x.http10
-	var decoded []byte
-	body, f := r.accept(early, &decoded)
+	var room scratch
+	body, f := r.accept(early, &room)
 	if f != none {
 		// Nothing has been passed on yet, so the client can be told.
 		x.cause = errFraming
@@ -841,15 +870,15 @@ func (x *exchange) answer(status int, kind string, body []byte) failure {
 // giveBack returns the exchange's buffers to their pools.
 func (x *exchange) giveBack() {
 	p := &x.pooled
-	if p.body == nil {
+	if p.in == nil {
 		return
 	}
 	*p.in, *p.out = x.in, x.out
 	heads.Put(p.in)
 	heads.Put(p.out)
-	if cap(x.body) <= keepBody {
+	if p.body != nil && cap(x.body) <= keepBody {
 		*p.body = x.body
-		bodies.Put(p.body)
+		bodiesOf(int64(cap(x.body))).Put(p.body)
 	}
 	x.c.s.buffered.Add(-x.held)
 	x.held = 0

@@ -77,8 +77,7 @@ func (r *Replica) SetBounds(concurrency, pending int) { r.gate.bound(concurrency
 // SlowStart lets the replica, from now on and for a time, take less than its
 // share of the requests.
 func (r *Replica) SlowStart(now time.Time, d time.Duration) {
-	r.warmth.from.Store(now.UnixNano())
-	r.warmth.length.Store(int64(d))
+	r.warmth.begin(now, d)
 }
 
 // Share is the part of its share that the replica takes now: 1 unless it is in

@@ -192,24 +192,34 @@ func (g *gate) callAll() {
 }
 
 // warmth is how much of its share a replica that has come back takes. The zero
-// value is a warm one.
+// value is a warm one. Its methods may be called from any goroutine.
 type warmth struct {
-	from, length atomic.Int64 // nanoseconds since 1970; nanoseconds
+	start atomic.Pointer[slowStart] // nil: it is warm
+}
+
+// slowStart is immutable.
+type slowStart struct {
+	from   time.Time
+	length time.Duration
 }
 
 // leastShare is what a replica takes in the moment it comes back.
 const leastShare = 0.1
 
+func (w *warmth) begin(from time.Time, length time.Duration) {
+	w.start.Store(&slowStart{from, length})
+}
+
 // share grows from leastShare to 1 in a straight line.
 func (w *warmth) share(now time.Time) float64 {
-	length := w.length.Load()
-	if length <= 0 {
+	s := w.start.Load()
+	if s == nil {
 		return 1
 	}
-	passed := now.UnixNano() - w.from.Load()
-	if passed >= length {
-		w.length.CompareAndSwap(length, 0)
+	passed := now.Sub(s.from)
+	if passed >= s.length {
+		w.start.CompareAndSwap(s, nil) // unless another has begun
 		return 1
 	}
-	return leastShare + (1-leastShare)*float64(max(passed, 0))/float64(length)
+	return leastShare + (1-leastShare)*float64(max(passed, 0))/float64(s.length)
 }

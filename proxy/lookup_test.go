@@ -191,20 +191,3 @@ func TestAddresses(t *testing.T) {
 		t.Errorf("got %d %q", resp.StatusCode, body)
 	}
 }
-
-func TestPortOfReplica(t *testing.T) {
-	f := func(url string, ok bool) {
-		t.Helper()
-		r, err := NewReplica(0, "e", url)
-		if ok != (err == nil) {
-			t.Errorf("%s: %v", url, err)
-		}
-		if err == nil {
-			r.Close()
-		}
-	}
-	f("http://host", true)
-	f("http://host:65535", true)
-	f("http://[::1]:8000", true)
-	f("http://host:65536", false)
-}

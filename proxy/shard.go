@@ -29,9 +29,9 @@ type shard struct {
 	raw   syscall.RawConn
 	done  chan struct{}
 
-	// buf and decoded are scratch for what runs on the goroutine.
+	// buf and scratch are for what runs on the goroutine.
 	buf     []byte
-	decoded []byte
+	scratch scratch
 
 	counts counts
 
