@@ -27,13 +27,14 @@
 //
 // # Threads
 //
-// A connection's goroutine waits in one place, conn.wait, for the client's next
-// byte, whatever phase the exchange is in. So a client that leaves is noticed
-// at once. All else that concerns it (the engine's socket is ready, the relay
-// has ended, the server stops) calls conn.wake.
+// A connection's goroutine waits for the head of a response on Go's netpoller
+// (conn.recvEngine), so that one wake-up brings it, and for everything else in
+// conn.wait. All that may concern it meanwhile (its client has left, the relay
+// has ended, a place has become free, the server stops) calls conn.wake, which
+// ends either.
 //
-// Engine sockets are not on Go's netpoller but in shards (shard.go): one
-// goroutine and one epoll set for every two cores.
+// Bodies are relayed by shards (shard.go): one goroutine and one epoll set for
+// every two cores, which also see clients leave.
 //
 // Nothing blocks in a system call of its own, and what runs for every response
 // makes its calls without telling the scheduler (RawSyscall): they never block,

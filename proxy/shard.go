@@ -13,10 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// shard is one epoll set and the goroutine that serves it. Engine sockets live
-// in shards, not on Go's netpoller: waking a goroutine for every token costs
-// twice the whole relaying (REPORT.md), and a joined socket must not be woken
-// at all. Any goroutine may add and arm watches; what they call runs on the
+// shard is one epoll set and the goroutine that serves it. Bodies are relayed by
+// shards, not by the goroutines of their requests: waking one for every token
+// costs twice the whole relaying, and a joined socket must not be woken for at
+// all. Any goroutine may add and arm watches; what they call runs on the
 // shard's goroutine.
 //
 // What is on the netpoller is the epoll set itself. A thread that blocks in
