@@ -895,9 +895,10 @@ func (x *exchange) finish(f failure) {
 	}
 	if r := x.replica; r != nil {
 		switch {
+		case x.passed && unavailable(x.status): // ask has told it
 		case f >= engineTimeout && f <= engineFraming && failureTable[f].blame == byEngine && !f.retried():
 			r.failed(x.failedWith(f))
-		case f == none && x.passed && !unavailable(x.status):
+		case f == none && x.passed:
 			r.succeeded()
 		}
 	}

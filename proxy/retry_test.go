@@ -343,3 +343,20 @@ func TestEngineSpeaksEarly(t *testing.T) {
 		<-answered
 	})
 }
+
+// TestFailsOnce: an answer that tells a failure and breaks off as well is one
+// failure.
+func TestFailsOnce(t *testing.T) {
+	e := newRawEngine(t, func(c *engineSide) {
+		c.request()
+		io.WriteString(c, "HTTP/1.1 503 x\r\nContent-Length: 9\r\n\r\nno")
+	})
+	r := newRig(t, Limits{MaxAttempts: 1}, nil, e.url())
+	c := r.dial()
+	c.send(post(hello))
+	io.Copy(io.Discard, c.br)
+	eventually(t, 5*time.Second, "it is over", func() bool { return r.outcome("engine_broke") == 1 })
+	if n := r.replicas[0].Failures(); n != 1 {
+		t.Errorf("%d failures are counted", n)
+	}
+}
