@@ -1,9 +1,18 @@
 package proxy
 
 import (
+	"bufio"
 	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/inferrail/inferrail/policy"
 )
 
 // lined is a rig of two replicas, one place and a line of ten at each, chosen
@@ -164,5 +173,137 @@ func TestLastAttemptStays(t *testing.T) {
 	release[0] <- struct{}{}
 	if resp, body := c.answer(); resp.StatusCode != 200 || body != "ok" {
 		t.Errorf("got %d %q", resp.StatusCode, body)
+	}
+}
+
+// TestPlacesAreGivenBack plays a random history of clients that leave and stay,
+// engines that fail in every way, and a fleet that changes all the while. At
+// its end no place, no line and no reservation is left over.
+func TestPlacesAreGivenBack(t *testing.T) {
+	const clients, requests, seed = 24, 25, 7
+	behaviour := func(rng *rand.Rand) func(c *engineSide) bool {
+		answer := func(s string) func(*engineSide) bool {
+			return func(c *engineSide) bool { io.WriteString(c, s); return true }
+		}
+		fail := func(s string) func(*engineSide) bool {
+			return func(c *engineSide) bool { io.WriteString(c, s); return false }
+		}
+		switch rng.IntN(12) {
+		case 0:
+			return fail("")
+		case 1:
+			return answer(status(503, "busy"))
+		case 2:
+			return fail(chunkedHead + chunk("data: x\n\n"))
+		case 3:
+			return fail("HTTP/1.1 200 OK\r\nConte")
+		case 4:
+			return answer("HTTP/1.1 103 Early Hints\r\n\r\n" + fixed("ok"))
+		case 5:
+			return func(c *engineSide) bool { c.waitClosed(); return false } // hangs
+		case 6, 7, 8:
+			return func(c *engineSide) bool {
+				io.WriteString(c, chunkedHead)
+				for range 3 {
+					time.Sleep(time.Millisecond)
+					io.WriteString(c, chunk("data: x\n\n"))
+				}
+				io.WriteString(c, "0\r\n\r\n")
+				return true
+			}
+		}
+		return answer(fixed("ok"))
+	}
+	var urls []string
+	for i := range 4 {
+		var mu sync.Mutex
+		rng := rand.New(rand.NewPCG(seed, uint64(i)))
+		urls = append(urls, newRawEngine(t, func(c *engineSide) {
+			for c.request() != nil {
+				mu.Lock()
+				serve := behaviour(rng)
+				mu.Unlock()
+				if !serve(c) {
+					return
+				}
+			}
+		}).url())
+	}
+	r := newRig(t, Limits{Backoff: time.Millisecond, RequestTimeout: time.Second}, nil, urls...)
+	k := key("k", policy.Rates{Requests: 1e9, InputTokens: 1e9, OutputTokens: 1e9})
+	r.s.SetAccess(NewAccess([]*Key{k}, nil))
+
+	over := make(chan struct{})
+	var fleet, all sync.WaitGroup
+	fleet.Go(func() {
+		rng := rand.New(rand.NewPCG(seed, 100))
+		for {
+			select {
+			case <-over:
+				return
+			case <-time.After(time.Duration(rng.IntN(3)) * time.Millisecond):
+			}
+			replica := r.replicas[rng.IntN(len(r.replicas))]
+			switch rng.IntN(4) {
+			case 0:
+				replica.SetBounds(rng.IntN(4), rng.IntN(6))
+			case 1:
+				replica.Evacuate()
+			case 2:
+				replica.SlowStart(time.Now(), time.Duration(rng.IntN(10))*time.Millisecond)
+			case 3:
+				members := slices.DeleteFunc(slices.Clone(r.replicas), func(*Replica) bool { return rng.IntN(3) == 0 })
+				r.publish(members...)
+			}
+		}
+	})
+	var answers, odd atomic.Int64
+	for i := range clients {
+		all.Go(func() {
+			rng := rand.New(rand.NewPCG(seed, uint64(200+i)))
+			for range requests {
+				nc, err := net.Dial("tcp", r.addr)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				nc.SetDeadline(time.Now().Add(20 * time.Second))
+				io.WriteString(nc, post(hello, "Authorization: Bearer K\r\n", "Connection: close\r\n"))
+				if rng.IntN(3) == 0 {
+					time.Sleep(time.Duration(rng.IntN(4000)) * time.Microsecond)
+					nc.Close()
+					continue
+				}
+				resp, err := http.ReadResponse(bufio.NewReader(nc), nil)
+				if err != nil {
+					t.Errorf("no answer: %v", err)
+					nc.Close()
+					continue
+				}
+				io.Copy(io.Discard, resp.Body)
+				if answers.Add(1); resp.StatusCode != 200 && resp.StatusCode < 502 {
+					odd.Add(1)
+				}
+				nc.Close()
+			}
+		})
+	}
+	all.Wait()
+	close(over)
+	fleet.Wait()
+	eventually(t, 10*time.Second, "nothing runs", func() bool { return r.s.Datapath().Running == 0 })
+	for _, replica := range r.replicas {
+		if replica.InFlight() != 0 || replica.Pending() != 0 || replica.gate.waiting != nil || len(replica.gate.line) != 0 {
+			t.Errorf("%s: %d inside, %d in line", replica.ID, replica.InFlight(), replica.Pending())
+		}
+	}
+	if n := r.s.lines.waiting.Load(); n != 0 || len(r.s.lines.gates) != 0 {
+		t.Errorf("%d in lines", n)
+	}
+	if n := r.s.buffered.Load(); n != 0 {
+		t.Errorf("%d bytes held", n)
+	}
+	if answers.Load() < clients*requests/2 || odd.Load() > 0 {
+		t.Errorf("%d answers, %d odd ones", answers.Load(), odd.Load())
 	}
 }
