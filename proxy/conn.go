@@ -556,13 +556,16 @@ func (c *conn) wantWritable(want bool) {
 	c.watchClientLocked(events)
 }
 
-// onClient runs on the shard's goroutine.
-func (c *conn) onClient(_ *watch, events uint32) {
+// onClient runs on the shard's goroutine, at times when the connection has been
+// closed already.
+func (c *conn) onClient(w *watch, events uint32) {
 	if events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0 {
 		c.mu.Lock()
-		c.left = true
-		c.watchClientLocked(0)
-		c.wakeLocked()
+		if c.cw == w {
+			c.left = true
+			c.watchClientLocked(0)
+			c.wakeLocked()
+		}
 		c.mu.Unlock()
 	}
 	if events&unix.EPOLLOUT != 0 {

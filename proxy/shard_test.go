@@ -3,6 +3,7 @@ package proxy
 import (
 	"net"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -47,4 +48,22 @@ func TestEventsOfTheForgotten(t *testing.T) {
 		t.Error("it is not told of its own")
 	}
 	w.forget()
+}
+
+// TestEventAfterTheEnd: news of a client that comes when its connection has been
+// closed touches no descriptor: its number may be another's.
+func TestEventAfterTheEnd(t *testing.T) {
+	r := newRig(t, Limits{}, nil)
+	_, tcp := pair(t)
+	c, err := newConn(r.s, tcp)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.expect(time.Now().Add(time.Minute))
+	w := c.cw
+	c.close()
+	c.onClient(w, unix.EPOLLRDHUP)
+	if c.cw != nil {
+		t.Error("a closed descriptor is watched")
+	}
 }
