@@ -39,34 +39,40 @@ import (
 // broken, and no other may break. Afterwards the agent holds no more memory,
 // goroutines and sockets than before.
 //
-// It lasts for INFERRAIL_CHAOS (15s), in each tier. The seed is
-// INFERRAIL_CHAOS_SEED, else drawn and told. INFERRAIL_CHAOS_LOG is a file for
-// the agents' logs at level debug.
+// It lasts for INFERRAIL_CHAOS (15s) in each tier, or for INFERRAIL_SOAK in all.
+// The seed is INFERRAIL_CHAOS_SEED, else drawn and told. INFERRAIL_CHAOS_LOG is
+// a file for the agents' logs at level debug.
 //
-//	make soak
+//	make soak SOAK=20m
 func TestChaos(t *testing.T) {
+	tiers := []string{"copy", "packet"}
+	noPacket := bpf.Probe()
 	length := 15 * time.Second
+	var err error
 	if s := os.Getenv("INFERRAIL_CHAOS"); s != "" {
-		var err error
 		if length, err = time.ParseDuration(s); err != nil {
 			t.Fatalf("INFERRAIL_CHAOS: %v", err)
 		}
+	} else if s := os.Getenv("INFERRAIL_SOAK"); s != "" {
+		if length, err = time.ParseDuration(s); err != nil {
+			t.Fatalf("INFERRAIL_SOAK: %v", err)
+		}
+		if noPacket == nil {
+			length /= time.Duration(len(tiers))
+		}
 	} else if testing.Short() {
-		t.Skip("20 seconds a tier")
+		t.Skip("a minute a tier")
 	}
 	seed := rand.Uint64()
 	if s := os.Getenv("INFERRAIL_CHAOS_SEED"); s != "" {
-		var err error
 		if seed, err = strconv.ParseUint(s, 10, 64); err != nil {
 			t.Fatalf("INFERRAIL_CHAOS_SEED: %v", err)
 		}
 	}
-	for _, tier := range []string{"copy", "packet"} {
+	for _, tier := range tiers {
 		t.Run(tier, func(t *testing.T) {
-			if tier == "packet" {
-				if err := bpf.Probe(); err != nil && os.Getenv("INFERRAIL_NEED_BPF") != "1" {
-					t.Skip(err)
-				}
+			if tier == "packet" && noPacket != nil && os.Getenv("INFERRAIL_NEED_BPF") != "1" {
+				t.Skip(noPacket)
 			}
 			t.Logf("INFERRAIL_CHAOS=%v INFERRAIL_CHAOS_SEED=%d", length, seed)
 			newChaos(t, tier, seed).run(length)
@@ -176,7 +182,7 @@ server:
 	}
 	c.guests = true
 	c.writeConfig()
-	c.agent = startChild(t, c.agentArgs()...)
+	c.agent = startChild(t, thisTest(), c.agentArgs()...)
 	t.Cleanup(func() {
 		if t.Failed() {
 			text := c.agent.out.String()
@@ -259,7 +265,7 @@ func (c *chaos) writeConfig() {
 }
 
 func (c *chaos) startEngine(e *chaosEngine) (err error) {
-	e.child, err = spawn("sim", "--port", e.port, "--served-model-name", chaosSim.ServedModelName[0],
+	e.child, err = spawn(thisTest(), "sim", "--port", e.port, "--served-model-name", chaosSim.ServedModelName[0],
 		"--max-model-len", fmt.Sprint(chaosSim.MaxModelLen), "--num-gpu-blocks-override", fmt.Sprint(chaosSim.NumGPUBlocks),
 		"--prefill-a", fmt.Sprint(chaosSim.PrefillA), "--prefill-b", "0", "--prefill-d", fmt.Sprint(chaosSim.PrefillD),
 		"--time-per-output-token", chaosSim.TimePerOutputToken.String())
@@ -324,6 +330,11 @@ func (c *chaos) run(length time.Duration) {
 	if now.rss > warm.rss+warm.rss/4+32<<20 {
 		c.Errorf("the agent holds %d MiB, and held %d when it was warm", now.rss>>20, warm.rss>>20)
 	}
+	for _, e := range c.engines {
+		if !admin("http://127.0.0.1:"+e.port).awaitMetric(c.T, 20*time.Second, func(v float64) bool { return v == 0 }, "vllm:num_requests_running") {
+			c.Errorf("%s generates for ever for somebody who has left", e.id)
+		}
+	}
 	page, err := c.admin.page("/metrics")
 	if err != nil {
 		c.Fatal(err)
@@ -332,6 +343,21 @@ func (c *chaos) run(length time.Duration) {
 		if regexp.MustCompile(`^inferrail_(retries|requests|responses)_total`).MatchString(line) {
 			c.Log(strings.TrimSpace(line))
 		}
+	}
+	c.awaitEnd(c.agent)
+}
+
+// awaitEnd tells an agent to end and waits until it has, in order.
+func (c *chaos) awaitEnd(agent *child) {
+	agent.signal(syscall.SIGTERM)
+	select {
+	case <-agent.ended:
+	case <-time.After(90 * time.Second):
+		c.Errorf("the agent does not end:\n%s", agent.out)
+		agent.end()
+	}
+	if agent.err != nil {
+		c.Errorf("the agent: %v\n%s", agent.err, agent.out)
 	}
 }
 
@@ -405,7 +431,7 @@ func (c *chaos) takeOver(ctx context.Context, after time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	old := c.agent
-	next, err := spawn(c.agentArgs()...)
+	next, err := spawn(thisTest(), c.agentArgs()...)
 	if err != nil {
 		c.Error(err)
 		return
@@ -419,16 +445,7 @@ func (c *chaos) takeOver(ctx context.Context, after time.Duration) {
 	}
 	c.ending.Store(true)
 	defer c.ending.Store(false)
-	old.signal(syscall.SIGTERM)
-	select {
-	case <-old.ended:
-	case <-time.After(90 * time.Second):
-		c.Errorf("the first agent does not end:\n%s", old.out)
-		old.end()
-	}
-	if old.err != nil {
-		c.Errorf("the first agent: %v\n%s", old.err, old.out)
-	}
+	c.awaitEnd(old)
 	c.agent = next
 	c.tally.add("taken over")
 }

@@ -6,13 +6,13 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 )
 
-// child is a process of a test: the command line of this test binary. It is
-// ended by its id. Its methods may be called from any goroutine.
+// child is a process of a test. It is ended by its id. Its methods may be called from any goroutine.
 type child struct {
 	cmd   *exec.Cmd
 	out   *output
@@ -20,10 +20,19 @@ type child struct {
 	err   error // of Wait; set when ended is closed
 }
 
+// thisTest is the test binary, which TestMain lets be the program.
+var thisTest = sync.OnceValue(func() string {
+	self, err := os.Executable()
+	if err != nil {
+		panic(err)
+	}
+	return self
+})
+
 // startChild starts a process that ends when the test does, at the latest.
-func startChild(t *testing.T, args ...string) *child {
+func startChild(t *testing.T, program string, args ...string) *child {
 	t.Helper()
-	c, err := spawn(args...)
+	c, err := spawn(program, args...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -33,12 +42,8 @@ func startChild(t *testing.T, args ...string) *child {
 
 // spawn is startChild for goroutines that are not the test's own: they end the
 // process themselves.
-func spawn(args ...string) (*child, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
-	c := &child{cmd: exec.Command(self, args...), out: new(output), ended: make(chan struct{})}
+func spawn(program string, args ...string) (*child, error) {
+	c := &child{cmd: exec.Command(program, args...), out: new(output), ended: make(chan struct{})}
 	c.cmd.Env = append(os.Environ(), "INFERRAIL_RUN=1")
 	c.cmd.Stdout, c.cmd.Stderr = c.out, c.out
 	// Killed with the test, whatever ends that.
