@@ -29,12 +29,17 @@ type chaosClient struct {
 // the agent filters its streams.
 const freeKey, countedKey = "key-free", "key-counted"
 
+// bodyManners are the ways in which a request's body is sent.
+var bodyManners = []string{"body with a length", "chunked body", "body after 100 Continue"}
+
 func newChaosClients(c *chaos) []*chaosClient {
 	client := func(name, url string, part int, two bool) *chaosClient {
 		t := &http.Transport{
 			MaxIdleConnsPerHost: 1000,
 			TLSClientConfig:     &tls.Config{InsecureSkipVerify: true},
 			Protocols:           new(http.Protocols),
+			// So that a body is sent only when the agent asks for it.
+			ExpectContinueTimeout: time.Minute,
 		}
 		if two {
 			t.Protocols.SetHTTP2(true)
@@ -80,13 +85,16 @@ type chaosRequest struct {
 	rng    *rand.Rand
 	client *chaosClient
 	key    string
+	model  string
+	manner string // in which the body is sent
 	began  time.Time
 	harms  []int64 // of each engine, at the beginning
 }
 
 // request sends one request.
 func (c *chaos) request(n int) {
-	r := &chaosRequest{chaos: c, n: n, rng: rand.New(rand.NewPCG(c.seed, uint64(n))), key: freeKey, began: time.Now()}
+	r := &chaosRequest{chaos: c, n: n, rng: rand.New(rand.NewPCG(c.seed, uint64(n))),
+		key: freeKey, model: "m", manner: bodyManners[0], began: time.Now()}
 	for _, e := range c.engines {
 		r.harms = append(r.harms, e.harms.Load())
 	}
@@ -99,6 +107,14 @@ func (c *chaos) request(n int) {
 		r.key = countedKey
 		c.tally.add("counted")
 	}
+	if r.rng.IntN(8) == 0 {
+		r.model = "alias"
+		c.tally.add("alias")
+	}
+	if r.rng.IntN(4) == 0 {
+		r.manner = bodyManners[r.rng.IntN(len(bodyManners))]
+	}
+	c.tally.add(r.manner)
 	c.tally.add(r.client.name)
 	for k, i := r.rng.IntN(100), 0; k >= 0; i++ {
 		kind := &chaosRequests[i]
@@ -142,15 +158,22 @@ func (r *chaosRequest) answered() {
 
 // do sends a request. nil when there is no answer; then that is told.
 func (r *chaosRequest) do(ctx context.Context, method, path, body string) *http.Response {
-	req, err := http.NewRequestWithContext(ctx, method, r.client.url+path, strings.NewReader(body))
+	var reader io.Reader = strings.NewReader(body)
+	if r.manner == bodyManners[1] && body != "" {
+		reader = io.MultiReader(reader) // whose length is not known
+	}
+	req, err := http.NewRequestWithContext(ctx, method, r.client.url+path, reader)
 	if err != nil {
 		r.fail(nil, "%v", err)
 		return nil
 	}
 	req.Close = r.client.close
+	if r.manner == bodyManners[2] && body != "" {
+		req.Header.Set("Expect", "100-continue")
+	}
 	req.Header.Set("Authorization", "Bearer "+r.key)
 	req.Header.Set("X-Request-Id", fmt.Sprintf("%x-%d", r.seed, r.n))
-	if r.ending.Load() {
+	if r.ending.Load() && r.manner != bodyManners[1] {
 		req.Header.Set("Idempotency-Key", fmt.Sprint(r.n))
 	} else {
 		req.GetBody = nil // net/http would send it again by itself
@@ -167,7 +190,7 @@ func (r *chaosRequest) do(ctx context.Context, method, path, body string) *http.
 
 // generate sends a request for so many tokens and expects it to be taken.
 func (r *chaosRequest) generate(ctx context.Context, tokens int, prompt, more string) (*http.Response, string) {
-	body := fmt.Sprintf(`{"model":"m","max_tokens":%d,"messages":[{"role":"user","content":%q}]%s}`, tokens, prompt, more)
+	body := fmt.Sprintf(`{"model":%q,"max_tokens":%d,"messages":[{"role":"user","content":%q}]%s}`, r.model, tokens, prompt, more)
 	resp := r.do(ctx, "POST", "/v1/chat/completions", body)
 	if resp != nil && resp.StatusCode != 200 {
 		defer resp.Body.Close()
@@ -182,6 +205,7 @@ func (r *chaosRequest) prompt() string { return fmt.Sprintf("request %d of %x", 
 
 // expected is the text of the answer to a request.
 func (r *chaosRequest) expected(body string) string {
+	body = strings.Replace(body, `"alias"`, `"m"`, 1)
 	texts, err := simulator.Expect(chaosSim, "/v1/chat/completions", []byte(body))
 	if err != nil || len(texts) != 1 {
 		r.fail(nil, "what is the answer to %s? %v", body, err)
@@ -272,7 +296,6 @@ func (r *chaosRequest) large() {
 
 func (r *chaosRequest) wholeOf(prompt string) {
 	tokens := 1 + r.rng.IntN(30)
-	// A prompt may be longer than the model takes.
 	resp, body := r.generate(context.Background(), tokens, prompt, "")
 	if resp == nil {
 		return

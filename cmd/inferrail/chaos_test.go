@@ -170,6 +170,7 @@ func newChaos(t *testing.T, tier string, seed uint64) *chaos {
 	head := fmt.Sprintf(`listen: %s
 admin_listen: %s
 datapath: {mode: %s, interfaces: [lo]}
+models: [{name: m, aliases: [alias]}]
 health: {ejection_backoff: 500ms, slow_start: 2s}
 server:
   tls: {listen: %q, cert_file: %s, key_file: %s}
@@ -252,8 +253,14 @@ func (c *chaos) writeConfig() {
 	config := bytes.NewBuffer(text)
 	config.WriteString("replicas:\n")
 	for i, e := range c.engines {
+		bounds := ""
+		if i < 2 {
+			// Enough for what one engine gets when it is the only one, but not
+			// for what piles up at one that hangs.
+			bounds = ", max_concurrency: 40, max_pending: 10000"
+		}
 		if i < len(c.engines)-1 || c.guests {
-			fmt.Fprintf(config, "- {id: %s, url: \"http://127.0.0.1:%s\"}\n", e.id, e.port)
+			fmt.Fprintf(config, "- {id: %s, url: \"http://127.0.0.1:%s\"%s}\n", e.id, e.port, bounds)
 		}
 	}
 	if err := os.WriteFile(c.file+".new", config.Bytes(), 0o600); err != nil {
@@ -364,7 +371,7 @@ func (c *chaos) awaitEnd(agent *child) {
 // eachHappened expects that a run of some length has seen every kind of client
 // and request, and a long one every kind of harm.
 func (c *chaos) eachHappened(length time.Duration) {
-	names := []string{"left", "added", "removed"}
+	names := append([]string{"left", "added", "removed", "counted", "alias"}, bodyManners...)
 	for _, client := range c.clients {
 		names = append(names, client.name)
 	}
