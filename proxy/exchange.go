@@ -602,6 +602,15 @@ func (x *exchange) readResponseHead() failure {
 				x.cause = err
 				return engineHead
 			case x.response.status >= 200:
+				if x.response.body == bodyChunked {
+					// What comes with the head is looked at before anything
+					// is passed on: another engine can still answer.
+					var early Frames
+					if _, err := early.Advance(x.in[i+4:]); err != nil {
+						x.cause = err
+						return engineHead
+					}
+				}
 				return none
 			case x.response.status == 101 || interim == 16:
 				x.cause = fmt.Errorf("unexpected status %d", x.response.status)
@@ -695,17 +704,12 @@ func (x *exchange) respond() failure {
 	r.decode = r.decode || reframed
 	r.chunked = reframed && !x.http10
 	var room scratch
-	body, f := r.accept(early, &room)
-	if f != none {
-		// Nothing has been passed on yet, so the client can be told.
-		x.cause = errFraming
-		x.replica.failed(x.failedWith(engineHead))
-		return engineHead
-	}
+	body, _ := r.accept(early, &room) // readResponseHead has seen that it is framed rightly
 	x.out = append(x.out, body...)
 	x.answered, x.passed = true, true
 	x.why = x.join()
-	if f = r.writeNow(x.out); f == none && (!r.frames.Ended() || len(r.rest) > 0) {
+	f := r.writeNow(x.out)
+	if f == none && (!r.frames.Ended() || len(r.rest) > 0) {
 		f = x.waitRelay()
 	}
 	x.account()
