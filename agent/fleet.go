@@ -272,7 +272,7 @@ func (f *fleet) settleLocked(now time.Time, changed bool) {
 			if was != joining || f.running {
 				m.replica.SlowStart(now, slow)
 			}
-			f.log.Info("replica serves", "replica", m.id, "url", m.url, "models", names(m.models), "was", was.String())
+			f.log.Info("replica serves", "replica", m.id, "url", m.url, "models", someNames(m.models), "was", was.String())
 			f.served.Do(func() { close(f.serving) })
 		case ejected:
 			f.log.Warn("replica is ejected", "replica", m.id, "url", m.url,
@@ -286,11 +286,10 @@ func (f *fleet) settleLocked(now time.Time, changed bool) {
 	}
 }
 
-// moveLocked lets the requests that wait look for better places in the snapshot
-// published last. Those that wait for a first byte leave a replica that is down,
-// be it long since, when one of its models has a replica that is up. At others
-// that are merely silent they would fare no better, and would lose the places
-// that they have in the engine's queue.
+// moveLocked lets the requests that wait for a first byte leave a replica that
+// is down, be it long since, when one of its models has a replica that is up in
+// the snapshot published last. At others that are merely silent they would fare
+// no better, and would lose the places that they have in the engine's queue.
 func (f *fleet) moveLocked() {
 	served := map[string]bool{}
 	for _, m := range f.members {
@@ -302,7 +301,6 @@ func (f *fleet) moveLocked() {
 		if m.vitals.standing == down && slices.ContainsFunc(m.models, func(c card) bool { return served[c.ID] }) {
 			m.replica.Evacuate()
 		}
-		m.replica.Reconsider()
 	}
 }
 
@@ -418,16 +416,25 @@ func (f *fleet) standInLocked(s *proxy.Fleet, add func(m *member, c card, serves
 // replicas that are ejected, and if there is none, those that do not answer
 // checks in time, as an engine under full load.
 func (f *fleet) addLastResortLocked(s *proxy.Fleet) {
-	for _, model := range s.Listed {
-		for _, may := range []func(m *member) bool{
-			func(m *member) bool { return m.vitals.standing == ejected },
-			func(m *member) bool { return m.silent },
-		} {
-			if len(model.Replicas) > 0 {
-				break
+	for _, may := range []func(m *member) bool{
+		func(m *member) bool { return m.vitals.standing == ejected },
+		func(m *member) bool { return m.silent },
+	} {
+		lacking := map[*proxy.Model]bool{}
+		for _, model := range s.Listed {
+			if len(model.Replicas) == 0 {
+				lacking[model] = true
 			}
-			for _, m := range f.members {
-				if may(m) && slices.ContainsFunc(m.models, func(c card) bool { return c.ID == model.Name }) {
+		}
+		if len(lacking) == 0 {
+			return
+		}
+		for _, m := range f.members {
+			if !may(m) {
+				continue
+			}
+			for _, c := range m.models {
+				if model := s.Models[c.ID]; lacking[model] {
 					model.Replicas = append(model.Replicas, m.replica)
 				}
 			}
@@ -585,6 +592,15 @@ func names(cards []card) []string {
 		out[i] = c.ID
 	}
 	return out
+}
+
+// someNames are the names for a line of the log.
+func someNames(cards []card) []string {
+	const most = 20
+	if len(cards) <= most {
+		return names(cards)
+	}
+	return append(names(cards[:most]), fmt.Sprintf("and %d more", len(cards)-most))
 }
 
 var (

@@ -54,8 +54,8 @@ type health struct {
 // joined.
 type vitals struct {
 	standing standing
-	// models it serves, as far as they are known. There may be thousands.
-	models map[string]bool
+	// models it serves, as far as they are known.
+	models []string
 
 	failedChecks   int // in a row
 	failedRequests int // in a row, as told last
@@ -166,18 +166,17 @@ func (h *health) eject(v *vitals, now time.Time) {
 
 // mayEject tells whether each of the member's models can spare it.
 func (h *health) mayEject(v *vitals) bool {
-	for model := range v.models {
-		replicas, out := 0, 0
-		for _, other := range h.members {
-			if !other.models[model] {
-				continue
-			}
-			replicas++
+	replicas, out := map[string]int{}, map[string]int{}
+	for _, other := range h.members {
+		for _, model := range other.models {
+			replicas[model]++
 			if other.standing != up {
-				out++
+				out[model]++
 			}
 		}
-		if replicas < 2 || (out+1)*100 > replicas*h.MaxEjectionPercent {
+	}
+	for _, model := range v.models {
+		if replicas[model] < 2 || (out[model]+1)*100 > replicas[model]*h.MaxEjectionPercent {
 			return false
 		}
 	}

@@ -54,7 +54,7 @@ func TestHealthStories(t *testing.T) {
 				byName, order = map[string]*vitals{}, nil
 				for line := range strings.Lines(d.Input) {
 					words := strings.Fields(line)
-					v := &vitals{models: setOf(words[1:])}
+					v := &vitals{models: words[1:]}
 					byName[words[0]], order = v, append(order, words[0])
 					h.joined(v)
 					h.checked(v, now, now, true)
@@ -306,7 +306,7 @@ func TestHealthAgainstNaiveModel(t *testing.T) {
 				if len(serves) == 0 {
 					serves = models[:1]
 				}
-				h.joined(&vitals{models: setOf(serves)})
+				h.joined(&vitals{models: serves})
 				n.members = append(n.members, &naiveMember{models: serves})
 			}
 			now := time.Unix(1e9, 0)
@@ -381,21 +381,13 @@ func TestHealthAgainstNaiveModel(t *testing.T) {
 	}
 }
 
-func setOf(names []string) map[string]bool {
-	set := map[string]bool{}
-	for _, n := range names {
-		set[n] = true
-	}
-	return set
-}
-
 // capHolds: no model of a member just ejected misses more than it may, or all.
 func capHolds(t *testing.T, h *health, v *vitals) {
 	t.Helper()
-	for model := range v.models {
+	for _, model := range v.models {
 		all, out := 0, 0
 		for _, other := range h.members {
-			if other.models[model] {
+			if slices.Contains(other.models, model) {
 				all++
 				if other.standing != up {
 					out++

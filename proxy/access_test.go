@@ -20,7 +20,9 @@ func TestAccessFindsKeys(t *testing.T) {
 	// A digest that differs only where the index does not look.
 	twin := &Key{Name: "twin", Hash: keys[7].Hash}
 	twin.Hash[31] ^= 1
-	a := NewAccess(append([]*Key{twin}, keys...), nil)
+	// A key that somebody has made of an unset variable opens nothing.
+	nothing := &Key{Name: "nothing", Hash: sha256.Sum256(nil)}
+	a := NewAccess(append([]*Key{twin, nothing}, keys...), nil)
 	if a.Open() {
 		t.Error("a thousand keys, and none is asked for")
 	}

@@ -12,10 +12,9 @@ import (
 // choose picks a replica that has not failed the request and takes a place
 // there; when all are full, it lines up at one that has room.
 func (x *exchange) choose() failure {
+	moved := false // it gave up its place in a line for a better one
 	for {
-		// The fleet may have changed since the request was read, or while it
-		// was in line.
-		x.model = x.known()
+		x.follow()
 		r, full := x.pick(false)
 		if r == nil && full {
 			if r, _ = x.pick(true); r == nil {
@@ -26,6 +25,7 @@ func (x *exchange) choose() failure {
 			case none:
 				return none
 			case overloaded:
+				moved = true
 				continue // the line filled up meanwhile, or there is a better place
 			default:
 				return f
@@ -42,6 +42,10 @@ func (x *exchange) choose() failure {
 		x.evacuated = r.gate.evacuations.Load()
 		if r.gate.enter(x.c) {
 			x.replica = r
+			if moved && r.gate.free() {
+				// Several places may have become free for one call.
+				x.c.s.lines.callFirst()
+			}
 			return none
 		}
 		// Others were faster, so this ends.
@@ -80,60 +84,75 @@ func (x *exchange) pick(line bool) (r *Replica, full bool) {
 // lineUp waits for the request's turn at r. It returns overloaded when it has
 // to be chosen for anew.
 func (x *exchange) lineUp(r *Replica) failure {
-	c := x.c
+	c, lines := x.c, &x.c.s.lines
+	lines.add(&r.gate)
+	defer lines.done(&r.gate)
 	c.expect(x.until)
 	x.evacuated = r.gate.evacuations.Load()
 	if !r.gate.queue(c) {
 		return overloaded
 	}
-	// After expect no news is lost; what came before it is looked for.
 	for !c.place.admitted.Load() {
 		f := overloaded
 		if !x.betterThan(r) {
-			if f = c.wait(queueTimeout); f == none {
-				c.expect(x.until)
-				continue
-			}
+			f = c.wait(queueTimeout)
+			// After expect no news is lost; what came before it is looked for.
+			c.expect(x.until)
 		}
-		if r.gate.unqueue(c) {
+		if f != none && r.gate.unqueue(c) {
 			return f
 		}
 	}
 	x.replica = r
+	if !time.Now().Before(x.until) {
+		x.leave()
+		return queueTimeout
+	}
 	return none
 }
 
-// betterThan reports that the request should leave the line at r: another
-// replica has a free place, or has room while r takes no more requests or has
-// failed its health check.
+// betterThan reports that the request should not stay in line at r: another
+// replica has a free place, or r is given up and there is another one.
 func (x *exchange) betterThan(r *Replica) bool {
-	gone := r.gate.evacuations.Load() != x.evacuated || !slices.Contains(x.known().Replicas, r)
-	return x.other(r, true, func(g *gate) bool { return g.free() || gone && g.roomy() })
+	x.follow()
+	if x.otherThan(r, (*gate).free) {
+		return true
+	}
+	left := r.gate.evacuations.Load() != x.evacuated || !slices.Contains(x.model.Replicas, r)
+	return left && x.otherThan(r, (*gate).roomy)
 }
 
-// elsewhere reports whether another replica that has not failed the request
-// could take it now.
-func (x *exchange) elsewhere() bool { return x.other(x.replica, true, (*gate).open) }
+// follow takes the model as it is in the fleet now.
+func (x *exchange) follow() {
+	if now := x.c.s.fleet.Load().Models[x.model.Name]; now != nil {
+		x.model = now
+	}
+}
 
-// other reports whether the gate of a replica that is not here is as wanted.
-func (x *exchange) other(here *Replica, untried bool, wanted func(*gate) bool) bool {
-	return slices.ContainsFunc(x.known().Replicas, func(r *Replica) bool {
-		return r != here && !(untried && slices.Contains(x.tried, r)) && wanted(&r.gate)
+// elsewhere reports whether another replica could take the request now.
+func (x *exchange) elsewhere() bool {
+	x.follow()
+	return x.otherThan(x.replica, func(g *gate) bool { return g.free() || g.roomy() })
+}
+
+// otherThan reports whether a replica that has not failed the request, other
+// than here, has a gate that is fit.
+func (x *exchange) otherThan(here *Replica, fit func(*gate) bool) bool {
+	return slices.ContainsFunc(x.model.Replicas, func(r *Replica) bool {
+		return r != here && !slices.Contains(x.tried, r) && fit(&r.gate)
 	})
 }
 
-// known is the request's model as the fleet has it now.
-func (x *exchange) known() *Model {
-	if now := x.c.s.fleet.Load().Models[x.model.Name]; now != nil {
-		return now
-	}
-	return x.model
-}
-
 // sentAway reports that the replica has failed its health check while the
-// request waits for its first byte, and that there is another one for it: one
-// that has failed the request before is still better.
+// request waits for its first byte, and that it may be sent to another one: to
+// one that has failed the request before, too, which is better than a dead one.
 func (x *exchange) sentAway() bool {
 	r := x.replica
-	return r != nil && r.gate.evacuations.Load() != x.evacuated && x.other(r, false, (*gate).open)
+	if r == nil || r.gate.evacuations.Load() == x.evacuated || x.attempts >= x.limits.MaxAttempts {
+		return false
+	}
+	x.follow()
+	return slices.ContainsFunc(x.model.Replicas, func(other *Replica) bool {
+		return other != r && (other.gate.free() || other.gate.roomy())
+	})
 }

@@ -20,9 +20,10 @@ import (
 // while a response is relayed a shard's goroutine writes to the client's
 // descriptor, which is why relay.stop comes before close.
 //
-// The goroutine waits in one place only, wait, and always for the client's
-// next byte: so a client that leaves is noticed in whatever phase. Whoever else
-// has news for the goroutine calls wake, which lets that read time out.
+// While a request runs the goroutine waits in wait, for news of any kind, or in
+// recvEngine, for an engine's bytes. Whoever has news calls wake, which ends
+// either. A shard watches whether the client leaves, so that this is noticed in
+// whatever phase; what a client sends meanwhile stays in its socket.
 type conn struct {
 	s   *Server
 	tcp socket // the client's, or the end of a pair
@@ -48,18 +49,24 @@ type conn struct {
 	// bytes were waited for already.
 	headBy time.Time
 
-	// until is the time given to expect.
-	until time.Time
+	// until is the time given to expect. alarm wakes the goroutine at alarmAt,
+	// which may be earlier: the next wait sets it anew.
+	until, alarmAt time.Time
+	alarm          *time.Timer
 
-	mu    sync.Mutex    // guards the rest
-	woken bool          // wake was called since expect
-	left  bool          // the shard saw the client leave
-	idle  bool          // no request has begun
-	cut   bool          // the server wants the connection gone now
-	nudge chan struct{} // what wake does when br is full and nothing can be read
+	// nudge holds one piece of news that wake has left since expect.
+	nudge chan struct{}
 
-	cw     *watch // of fd; nil until first needed
-	wanted uint32 // what cw is armed for
+	mu      sync.Mutex  // guards the rest
+	left    bool        // the shard saw the client leave
+	idle    bool        // no request has begun
+	cut     bool        // the server wants the connection gone now
+	reading *engineConn // the goroutine is in recvEngine
+	broken  bool        // and wake has ended that
+
+	readBy time.Time // the deadline of tcp's reads
+	cw     *watch    // of fd; nil until first needed
+	wanted uint32    // what cw is armed for
 }
 
 // smallReader is the size of a connection's first read buffer. One that needs
@@ -143,17 +150,19 @@ func (c *conn) await() bool {
 		c.mu.Unlock()
 		return false
 	}
-	c.idle, c.woken = !c.pooled, true
+	c.idle = !c.pooled
 	patience := c.s.limits.Load().IdleTimeout
-	switch {
-	case c.pooled:
-		c.tcp.SetReadDeadline(time.Time{})
-	case c.s.draining.Load():
+	if c.s.draining.Load() {
 		// The last answer did not say yet that the connection closes.
 		patience = min(patience, c.s.LameDuck)
-		fallthrough
-	default:
-		c.tcp.SetReadDeadline(time.Now().Add(patience))
+	}
+	switch until := time.Now().Add(patience); {
+	case c.pooled:
+		c.readUntilLocked(time.Time{})
+	case c.readBy.After(until) || until.Sub(c.readBy) > patience/8:
+		// Not for every request: setting a deadline costs about as much as
+		// reading one.
+		c.readUntilLocked(until)
 	}
 	c.mu.Unlock()
 	var b []byte
@@ -277,7 +286,7 @@ func (c *conn) readBody(buf []byte, size int64) ([]byte, failure) {
 func (c *conn) readData(buf []byte, n int64) ([]byte, failure) {
 	for n > 0 {
 		if len(buf) == cap(buf) {
-			buf = slices.Grow(buf, int(min(n, int64(max(cap(buf), 16<<10)))))
+			buf = slices.Grow(buf, int(min(n, int64(max(cap(buf), smallBody)))))
 			if !c.hold(int64(cap(buf))) {
 				return buf, buffersFull
 			}
@@ -293,11 +302,11 @@ func (c *conn) readData(buf []byte, n int64) ([]byte, failure) {
 }
 
 // hold counts size bytes as held by the request's body, and reports false when
-// all bodies together hold too much.
+// all bodies together hold too much and this is no small one.
 func (c *conn) hold(size int64) bool {
 	more := size - c.x.held
 	c.x.held = size
-	return c.s.buffered.Add(more) <= c.x.limits.MaxBuffered
+	return c.s.buffered.Add(more) <= c.x.limits.MaxBuffered || size <= smallBody
 }
 
 // readChunks appends a chunked body's data to buf and drops its trailer.
@@ -382,32 +391,41 @@ func chunkSize(line []byte) (size int64, ok bool) {
 	return size, i > 0 && (len(rest) == 0 || rest[0] == ';')
 }
 
-// readUntil lets the next reads of the client last until a time. Nobody can
-// wake the goroutine from them, and a late call of wake does nothing: from
-// await until expect woken is set.
+// readUntil lets the next reads of the client last until a time; wake does not
+// end them.
 func (c *conn) readUntil(until time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.woken = true
 	if !c.cut {
-		c.tcp.SetReadDeadline(until)
+		c.readUntilLocked(until)
 	}
 }
 
-// expect lets the next wait last until a time and forgets earlier wake-ups.
-// Who is going to call wake is set up after it.
+func (c *conn) readUntilLocked(until time.Time) {
+	c.readBy = until
+	c.tcp.SetReadDeadline(until)
+}
+
+// expect lets the next wait, or recvEngine, last until a time and forgets
+// earlier wake-ups. Who is going to call wake is set up after it.
 func (c *conn) expect(until time.Time) {
 	c.until = until
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.woken = false
 	select {
 	case <-c.nudge:
 	default:
 	}
-	if !c.cut {
-		c.tcp.SetReadDeadline(until)
+	if c.alarm == nil {
+		c.alarm = time.AfterFunc(time.Until(until), c.wake)
+		c.alarmAt = until
+	} else if c.alarmAt.After(until) || time.Now().After(c.alarmAt) {
+		c.alarm.Reset(time.Until(until))
+		c.alarmAt = until
 	}
+	c.mu.Lock()
+	if c.wanted&unix.EPOLLRDHUP == 0 && !c.left {
+		c.watchClientLocked(c.wanted | unix.EPOLLRDHUP)
+	}
+	c.mu.Unlock()
 }
 
 // wake ends the goroutine's wait. It may be called from anywhere, even late,
@@ -420,44 +438,78 @@ func (c *conn) wake() {
 }
 
 func (c *conn) wakeLocked() {
-	if c.woken {
-		return
-	}
-	c.woken = true
-	c.tcp.SetReadDeadline(past)
 	select {
 	case c.nudge <- struct{}{}:
 	default:
+	}
+	if c.reading != nil && !c.broken {
+		c.broken = true
+		c.reading.file.SetReadDeadline(past)
 	}
 }
 
 var past = time.Unix(1, 0)
 
-// wait returns none when wake was called since expect or the client sent
-// bytes (they stay in br), clientLeft when the client has left or half closed,
-// shutDown when the server wants the connection gone, and timeout when the
-// time given to expect has passed.
+// wait waits for news: none when wake was called since expect, clientLeft when
+// the client has left or half closed, shutDown when the server wants the
+// connection gone, and timeout when the time given to expect has passed.
 func (c *conn) wait(timeout failure) failure {
-	_, err := c.br.Peek(c.br.Buffered() + 1)
-	if err == bufio.ErrBufferFull {
-		// No more pipelined bytes fit: wait for news of either side without
-		// reading.
-		c.mu.Lock()
-		c.watchClientLocked(c.wanted | unix.EPOLLRDHUP)
-		c.mu.Unlock()
-		return c.waitFull(timeout)
+	c.mu.Lock()
+	news := c.newsLocked()
+	c.mu.Unlock()
+	if news != none {
+		return news
 	}
+	<-c.nudge // by the alarm at the latest
+	return c.news(timeout)
+}
+
+// news is what a goroutine that was woken has to know.
+func (c *conn) news(timeout failure) failure {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	f := c.newsLocked()
+	if f == none && !time.Now().Before(c.until) {
+		f = timeout
+	}
+	return f
+}
+
+func (c *conn) newsLocked() failure {
 	switch {
 	case c.cut:
 		return shutDown
-	case err == nil || c.woken:
-		return none
-	case errors.Is(err, os.ErrDeadlineExceeded):
-		return timeout
+	case c.left:
+		return clientLeft
 	}
-	return clientLeft
+	return none
+}
+
+// recvEngine reads from an engine's socket, and waits for bytes if there are
+// none. woken, which comes without bytes, tells that wake was called since
+// expect.
+func (c *conn) recvEngine(e *engineConn, p []byte) (n int, errno syscall.Errno, woken bool) {
+	c.mu.Lock()
+	if len(c.nudge) > 0 || c.newsLocked() != none {
+		c.mu.Unlock()
+		return 0, 0, true
+	}
+	c.reading, c.broken = e, false
+	c.mu.Unlock()
+	e.p = p
+	err := e.raw.Read(e.try)
+	e.p = nil
+	c.mu.Lock()
+	broken := c.broken
+	c.reading, c.broken = nil, false
+	c.mu.Unlock()
+	if broken {
+		e.file.SetReadDeadline(time.Time{})
+	}
+	if err != nil {
+		return 0, 0, true
+	}
+	return e.n, e.errno, false
 }
 
 // pause waits for d, or until the client leaves.
@@ -469,27 +521,6 @@ func (c *conn) pause(d time.Duration) failure {
 		}
 	}
 	return none
-}
-
-// waitFull is wait for a client that has filled br.
-func (c *conn) waitFull(timeout failure) failure {
-	tick := time.NewTimer(time.Until(c.until))
-	defer tick.Stop()
-	select {
-	case <-c.nudge:
-	case <-tick.C:
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	switch {
-	case c.cut:
-		return shutDown
-	case c.left:
-		return clientLeft
-	case c.woken:
-		return none
-	}
-	return timeout
 }
 
 // watchClientLocked has the shard watch the client's socket for events; 0 for
@@ -525,13 +556,16 @@ func (c *conn) wantWritable(want bool) {
 	c.watchClientLocked(events)
 }
 
-// onClient runs on the shard's goroutine.
-func (c *conn) onClient(_ *watch, events uint32) {
+// onClient runs on the shard's goroutine, at times when the connection has been
+// closed already.
+func (c *conn) onClient(w *watch, events uint32) {
 	if events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0 {
 		c.mu.Lock()
-		c.left = true
-		c.watchClientLocked(0)
-		c.wakeLocked()
+		if c.cw == w {
+			c.left = true
+			c.watchClientLocked(0)
+			c.wakeLocked()
+		}
 		c.mu.Unlock()
 	}
 	if events&unix.EPOLLOUT != 0 {
@@ -555,10 +589,9 @@ func (c *conn) cutNow() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.cut = true
-	c.tcp.SetReadDeadline(past)
+	c.readUntilLocked(past)
 	// Long enough to say goodbye.
 	c.tcp.SetWriteDeadline(time.Now().Add(goodbye))
-	c.woken = false
 	c.wakeLocked()
 }
 
@@ -571,7 +604,7 @@ func (c *conn) closeIdle() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.idle {
-		c.tcp.SetReadDeadline(time.Now().Add(c.s.LameDuck))
+		c.readUntilLocked(time.Now().Add(c.s.LameDuck))
 	}
 }
 
@@ -608,6 +641,9 @@ func (c *conn) close() {
 		c.cw = nil
 	}
 	c.mu.Unlock()
+	if c.alarm != nil {
+		c.alarm.Stop()
+	}
 	c.tcp.Close()
 	c.s.remove(c)
 }

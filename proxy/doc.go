@@ -9,7 +9,7 @@
 //	permit      exchange.go  path (route.go), method and API key (access.go), before the body is read
 //	parse       exchange.go  openai.go, or form.go, finds the model in one pass over the body
 //	choose      choice.go    policy.Policy picks a replica; the request takes a place at its gate (gate.go)
-//	connect     upstream.go  an idle connection that looks alive, or a new one
+//	connect     upstream.go  an idle connection that looks alive, or a new one (lookup.go: where)
 //	send        exchange.go  head and body in one write
 //	first byte  exchange.go  the response's head; head.go says what passes
 //	relay       relay.go     the body: copied by a shard's goroutine, or carried by the kernel
@@ -27,13 +27,14 @@
 //
 // # Threads
 //
-// A connection's goroutine waits in one place, conn.wait, for the client's next
-// byte, whatever phase the exchange is in. So a client that leaves is noticed
-// at once. All else that concerns it (the engine's socket is ready, the relay
-// has ended, the server stops) calls conn.wake.
+// A connection's goroutine waits for the head of a response on Go's netpoller
+// (conn.recvEngine), so that one wake-up brings it, and for everything else in
+// conn.wait. All that may concern it meanwhile (its client has left, the relay
+// has ended, a place has become free, the server stops) calls conn.wake, which
+// ends either.
 //
-// Engine sockets are not on Go's netpoller but in shards (shard.go): one
-// goroutine and one epoll set for every two cores.
+// Bodies are relayed by shards (shard.go): one goroutine and one epoll set for
+// every two cores, which also see clients leave.
 //
 // Nothing blocks in a system call of its own, and what runs for every response
 // makes its calls without telling the scheduler (RawSyscall): they never block,
@@ -47,14 +48,14 @@
 //     reads and closes it. From relay.start until relay.finished or relay.stop
 //     the relay writes to it, and nobody else does.
 //   - A TLS client's connection belongs to its front's goroutine, which closes it;
-//     the loop's end of its pair and Shutdown may reset it. Each end of a pair is
+//     Shutdown may reset it. Each end of a pair is
 //     closed by its side: the loop's end by its connection's goroutine.
 //   - An engine's descriptor belongs to the exchange that dialled it or took it
 //     from the idle stack, until it is closed or put back. From relay.start until
 //     finished or stop the relay reads it, unless the kernel carries the response.
 //   - Locks are taken in this order: Server.mu, relay.mu, watch.mu, conn.mu, and conn.mu
 //     before the mu of conn.cw, whose ready function runs without it. gate.mu is taken
-//     with none held and may be followed by conn.mu.
+//     with none of them held and may be followed by conn.mu; lines.mu and addresses.mu are held alone.
 //   - Buffers for request bodies and heads come from pools, at the latest
 //     returned when the relay starts: a stream that lasts for an hour holds its
 //     connection's small read buffer and the tail of its body.

@@ -6,11 +6,13 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"net/http"
 	"net/url"
 	"strconv"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -58,7 +60,8 @@ type exchange struct {
 	// The choice. The request is inside replica's gate from choose until leave.
 	model      *Model
 	replica    *Replica
-	tried      []*Replica // that have failed it
+	attempts   int        // the present one included
+	tried      []*Replica // that have failed it, since the last pause
 	evacuated  uint64     // the gate's evacuations when it came in
 	candidates []policy.Candidate
 	places     []*Replica // of candidates
@@ -67,8 +70,9 @@ type exchange struct {
 	// The response.
 	until    time.Time // when its first byte must be there
 	up       *engineConn
-	unsent   bool   // the engine answered before it had the whole request
-	in       []byte // what the engine has sent up to the end of its head; pooled
+	pieces   [6][]byte // of the request, for the engine
+	left     [][]byte  // of pieces: what the engine has not taken of the request
+	in       []byte    // what the engine has sent up to the end of its head; pooled
 	response responseHead
 	out      []byte // heads are composed here; pooled
 	extra    []byte // field lines of the agent's own
@@ -92,13 +96,39 @@ type exchange struct {
 // copying this many in one read.
 const spliceWorth = 16 << 10
 
-// keepBody is the largest request body whose buffer is kept for another.
-const keepBody = 1 << 20
+// smallBody is the first buffer of a request body; one that fits is never
+// refused for the memory that others hold. keepBody is the largest that is kept
+// for another body.
+const (
+	smallBody = 16 << 10
+	keepBody  = 1 << 20
+)
 
 var (
-	bodies = sync.Pool{New: func() any { return new([]byte) }}
+	// bodies keep buffers by their size, up to smallBody and 4, 16 and 64 times
+	// of it, so that a small body does not take the memory of a large one.
+	bodies [4]sync.Pool
 	heads  = sync.Pool{New: func() any { b := make([]byte, 0, 16<<10); return &b }}
 )
+
+// bodiesOf returns the pool of buffers for bodies of a size, -1 for unknown.
+func bodiesOf(size int64) *sync.Pool {
+	i := 0
+	for most := int64(smallBody); size > most && i < len(bodies)-1; most *= 4 {
+		i++
+	}
+	return &bodies[i]
+}
+
+// takeBody takes a buffer for a body of a size from the pools, which may be an
+// empty one.
+func (x *exchange) takeBody(size int64) {
+	x.pooled.body, _ = bodiesOf(size).Get().(*[]byte)
+	if x.pooled.body == nil {
+		x.pooled.body = new([]byte)
+	}
+	x.body = (*x.pooled.body)[:0]
+}
 
 // run serves one request and reports whether the connection can serve another.
 func (x *exchange) run() (goOn bool) {
@@ -123,17 +153,16 @@ func (x *exchange) begin() {
 	x.call = call{}
 	x.http10, x.isHead, x.keepAlive, x.unread, x.reset = false, false, false, false, false
 	x.held = 0
-	x.model, x.replica, x.tried = nil, nil, x.tried[:0]
-	x.up, x.unsent = nil, false
+	x.model, x.replica, x.attempts, x.tried = nil, nil, 0, x.tried[:0]
+	x.up, x.left = nil, nil
 	x.response, x.extra = responseHead{}, x.extra[:0]
 	x.answered, x.passed, x.status, x.ttfb = false, false, 0, 0
 	x.packet, x.why, x.kernel = false, "", Carried{}
 	x.cause, x.message, x.param = nil, "", ""
 	x.began = time.Now()
 	x.c.s.stats.running.Add(1)
-	x.pooled.body = bodies.Get().(*[]byte)
 	x.pooled.in, x.pooled.out = heads.Get().(*[]byte), heads.Get().(*[]byte)
-	x.body, x.in, x.out = (*x.pooled.body)[:0], (*x.pooled.in)[:0], (*x.pooled.out)[:0]
+	x.body, x.in, x.out = nil, (*x.pooled.in)[:0], (*x.pooled.out)[:0]
 }
 
 // read reads the whole request.
@@ -186,6 +215,10 @@ func (x *exchange) read() failure {
 			if c.write([]byte("HTTP/1.1 100 Continue\r\n\r\n")) != nil {
 				return clientLeft
 			}
+		}
+		x.takeBody(size)
+		if !c.hold(int64(cap(x.body))) {
+			return buffersFull
 		}
 		if x.body, f = c.readBody(x.body, size); f != none {
 			return f
@@ -383,7 +416,8 @@ func (x *exchange) ask() failure {
 		x.c.entered = true
 		x.c.handle, x.c.why = s.joiner.Enter(x.c.fd, -1)
 	}
-	for attempt := 1; ; attempt++ {
+	backoff := x.limits.Backoff
+	for x.attempts = 1; ; x.attempts++ {
 		if f := x.choose(); f != none {
 			return f
 		}
@@ -393,7 +427,7 @@ func (x *exchange) ask() failure {
 		if again {
 			x.replica.failed(x.failedWith(f))
 		}
-		if !again || attempt >= x.limits.MaxAttempts {
+		if !again || x.attempts >= x.limits.MaxAttempts || !time.Now().Before(x.until) {
 			return f
 		}
 		x.tried = append(x.tried, x.replica)
@@ -401,8 +435,10 @@ func (x *exchange) ask() failure {
 		if !x.elsewhere() {
 			// The pause is drawn from its second half, so that requests that
 			// failed together do not come back together.
-			pause = x.limits.Backoff << (attempt - 1)
-			pause = pause/2 + rand.N(pause/2+1)
+			pause = backoff/2 + rand.N(backoff/2+1)
+			if backoff < math.MaxInt64/2 {
+				backoff *= 2
+			}
 			if time.Until(x.until) < pause {
 				return f
 			}
@@ -444,7 +480,7 @@ func (x *exchange) outcome(f failure) string {
 // just then; if it dies before the first byte of a response, the request is
 // sent once more on a new one.
 func (x *exchange) attempt() failure {
-	x.in, x.unsent, x.cause, x.ttfb = x.in[:0], false, nil, 0
+	x.in, x.left, x.cause, x.ttfb = x.in[:0], nil, nil, 0
 	x.up = x.replica.take()
 	for {
 		var f failure
@@ -458,7 +494,7 @@ func (x *exchange) attempt() failure {
 		}
 		if f == engineDied && x.up.reused && len(x.in) == 0 && x.ttfb == 0 {
 			x.up.abort()
-			x.up, x.unsent, x.cause = nil, false, nil
+			x.up, x.left, x.cause = nil, nil, nil
 			x.c.s.stats.replays.Add(1)
 			continue
 		}
@@ -475,8 +511,12 @@ func (x *exchange) leave() {
 		x.up = nil
 	}
 	if x.replica != nil {
-		x.replica.gate.leave(x.c)
+		gate := &x.replica.gate
+		gate.leave(x.c)
 		x.replica = nil
+		if gate.free() {
+			x.c.s.lines.callFirst()
+		}
 	}
 }
 
@@ -505,43 +545,51 @@ func (x *exchange) send() failure {
 	if x.asksUsage {
 		edits = append(edits, x.usageEdit)
 	}
-	var pieces [1 + 2*len(x.edits) + 1][]byte // the head goes first
-	bufs, length := cut(pieces[:1], x.body, edits)
+	bufs, length := cut(x.pieces[:1], x.body, edits) // the head goes first
 	x.out = x.head.appendTo(x.out[:0], asEngine{method: x.method, target: x.target, replica: x.replica,
 		id: x.id, length: length, hideKey: !x.access.Open()})
 	bufs[0] = x.out
-	left, errno := sendAll(x.up.fd, bufs)
-	for errno == unix.EAGAIN {
-		// An engine that answers before it has read the whole request, to
-		// refuse it, is heard.
+	x.left = bufs
+	return x.sendLeft()
+}
+
+// sendLeft goes on to write the request, until the engine has taken it or says
+// something: one that answers before it has read the whole request, to refuse
+// it, is heard.
+func (x *exchange) sendLeft() failure {
+	for {
+		var errno syscall.Errno
+		x.left, errno = sendAll(x.up.fd, x.left)
+		switch errno {
+		case 0:
+			return none
+		case unix.EAGAIN:
+		default:
+			// What the engine said before it closed may still be there to read.
+			x.cause = errno
+			return none
+		}
 		if f := x.c.waitEngine(x.up, unix.EPOLLOUT|unix.EPOLLIN, x.until); f != none {
 			return f
 		}
 		var b [1]byte
-		if n, _ := recv(x.up.fd, b[:], unix.MSG_PEEK); n > 0 {
-			x.unsent = true
+		switch n, errno := recv(x.up.fd, b[:], unix.MSG_PEEK); {
+		case n > 0:
 			return none
+		case errno == 0:
+			// It may still read, but it cannot answer any more.
+			x.cause = errClosed
+			return engineDied
 		}
-		left, errno = sendAll(x.up.fd, left)
 	}
-	if errno != 0 {
-		// What the engine said before it closed may still be there to read.
-		x.unsent = true
-		x.cause = errno
-	}
-	return none
 }
+
+var errClosed = errors.New("the connection was closed")
 
 // readResponseHead reads up to the end of the response's head into x.in, which
 // may hold the first bytes of the body as well.
 func (x *exchange) readResponseHead() failure {
 	x.in = x.in[:0]
-	if !x.unsent {
-		// Nothing can be there yet.
-		if f := x.waitHead(); f != none {
-			return f
-		}
-	}
 	interim := 0
 	for {
 		if i := bytes.Index(x.in, crlfcrlf); i >= 0 {
@@ -554,6 +602,15 @@ func (x *exchange) readResponseHead() failure {
 				x.cause = err
 				return engineHead
 			case x.response.status >= 200:
+				if x.response.body == bodyChunked {
+					// What comes with the head is looked at before anything
+					// is passed on: another engine can still answer.
+					var early Frames
+					if _, err := early.Advance(x.in[i+4:]); err != nil {
+						x.cause = err
+						return engineHead
+					}
+				}
 				return none
 			case x.response.status == 101 || interim == 16:
 				x.cause = fmt.Errorf("unexpected status %d", x.response.status)
@@ -562,6 +619,11 @@ func (x *exchange) readResponseHead() failure {
 			// An interim response (RFC 9110 section 15.2).
 			interim++
 			x.in = x.in[:copy(x.in, x.in[i+4:])]
+			if len(x.in) == 0 && len(x.left) > 0 && x.cause == nil {
+				if f := x.sendLeft(); f != none {
+					return f
+				}
+			}
 			continue
 		}
 		if len(x.in) >= maxEngineHead {
@@ -571,20 +633,18 @@ func (x *exchange) readResponseHead() failure {
 		if len(x.in) == cap(x.in) {
 			x.in = append(x.in, make([]byte, len(x.in))...)[:len(x.in)]
 		}
-		n, errno := recv(x.up.fd, x.in[len(x.in):cap(x.in)], 0)
+		n, errno, f := x.recvHead(x.in[len(x.in):cap(x.in)])
 		switch {
-		case errno == unix.EAGAIN && x.unsent && x.cause != nil:
-			return engineDied
+		case f != none:
+			return f
 		case errno == unix.EAGAIN:
-			if f := x.waitHead(); f != none {
-				return f
-			}
+			return engineDied // it has closed while the request was sent
 		case errno != 0:
 			x.cause = errno
 			return engineDied
 		case n == 0:
 			if x.cause == nil {
-				x.cause = errors.New("the connection was closed")
+				x.cause = errClosed
 			}
 			return engineDied
 		default:
@@ -593,10 +653,27 @@ func (x *exchange) readResponseHead() failure {
 	}
 }
 
-func (x *exchange) waitHead() failure {
-	f := x.c.waitEngine(x.up, unix.EPOLLIN, x.until)
-	x.up.w.shard.counts.wakeups.Add(1)
-	return f
+// recvHead reads from the engine's socket, and waits for bytes. After a failed
+// sending, errno is EAGAIN when there are none.
+func (x *exchange) recvHead(p []byte) (n int, errno syscall.Errno, f failure) {
+	if len(x.left) > 0 && x.cause != nil {
+		n, errno = recv(x.up.fd, p, 0)
+		return n, errno, none
+	}
+	for {
+		x.c.expect(x.until)
+		if x.sentAway() {
+			return 0, 0, engineDown
+		}
+		x.up.w.shard.counts.wakeups.Add(1)
+		n, errno, woken := x.c.recvEngine(x.up, p)
+		if !woken {
+			return n, errno, none
+		}
+		if f = x.c.news(engineTimeout); f != none {
+			return 0, 0, f
+		}
+	}
 }
 
 // respond passes the response on.
@@ -626,22 +703,17 @@ func (x *exchange) respond() failure {
 	}
 	r.decode = r.decode || reframed
 	r.chunked = reframed && !x.http10
-	var decoded []byte
-	body, f := r.accept(early, &decoded)
-	if f != none {
-		// Nothing has been passed on yet, so the client can be told.
-		x.cause = errFraming
-		x.replica.failed(x.failedWith(engineHead))
-		return engineHead
-	}
+	var room scratch
+	body, _ := r.accept(early, &room) // readResponseHead has seen that it is framed rightly
 	x.out = append(x.out, body...)
 	x.answered, x.passed = true, true
 	x.why = x.join()
-	if f = r.writeNow(x.out); f == none && (!r.frames.Ended() || len(r.rest) > 0) {
+	f := r.writeNow(x.out)
+	if f == none && (!r.frames.Ended() || len(r.rest) > 0) {
 		f = x.waitRelay()
 	}
 	x.account()
-	if f == none && !h.close && !r.surplus && !x.unsent {
+	if f == none && !h.close && !r.surplus && len(x.left) == 0 {
 		x.up.put()
 		x.up = nil
 	}
@@ -802,20 +874,21 @@ func (x *exchange) answer(status int, kind string, body []byte) failure {
 // giveBack returns the exchange's buffers to their pools.
 func (x *exchange) giveBack() {
 	p := &x.pooled
-	if p.body == nil {
+	if p.in == nil {
 		return
 	}
 	*p.in, *p.out = x.in, x.out
 	heads.Put(p.in)
 	heads.Put(p.out)
-	if cap(x.body) <= keepBody {
+	if p.body != nil && cap(x.body) <= keepBody {
 		*p.body = x.body
-		bodies.Put(p.body)
+		bodiesOf(int64(cap(x.body))).Put(p.body)
 	}
 	x.c.s.buffered.Add(-x.held)
 	x.held = 0
 	p.body, p.in, p.out = nil, nil, nil
 	x.body, x.in, x.out = nil, nil, nil
+	clear(x.pieces[:])
 }
 
 // finish releases everything the exchange holds and counts it.
@@ -826,9 +899,10 @@ func (x *exchange) finish(f failure) {
 	}
 	if r := x.replica; r != nil {
 		switch {
+		case x.passed && unavailable(x.status): // ask has told it
 		case f >= engineTimeout && f <= engineFraming && failureTable[f].blame == byEngine && !f.retried():
 			r.failed(x.failedWith(f))
-		case f == none && x.passed && !unavailable(x.status):
+		case f == none && x.passed:
 			r.succeeded()
 		}
 	}

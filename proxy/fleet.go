@@ -57,6 +57,8 @@ type Replica struct {
 	warmth   warmth
 	failures atomic.Int64 // in a row
 	upstream upstream
+	// addresses is where it can be dialled.
+	addresses *addresses
 }
 
 // SetKey sets the API key that the engine wants; it replaces the client's.
@@ -75,8 +77,7 @@ func (r *Replica) SetBounds(concurrency, pending int) { r.gate.bound(concurrency
 // SlowStart lets the replica, from now on and for a time, take less than its
 // share of the requests.
 func (r *Replica) SlowStart(now time.Time, d time.Duration) {
-	r.warmth.from.Store(now.UnixNano())
-	r.warmth.length.Store(int64(d))
+	r.warmth.begin(now, d)
 }
 
 // Share is the part of its share that the replica takes now: 1 unless it is in
@@ -86,12 +87,6 @@ func (r *Replica) Share(now time.Time) float64 { return r.warmth.share(now) }
 // Evacuate sends the requests that wait for their first byte to other
 // replicas, as far as there are others: this one has failed its health check.
 func (r *Replica) Evacuate() { r.gate.evacuate() }
-
-// Reconsider lets the requests that wait for their turn look for a better place:
-// the fleet has changed. Those that find another replica with a free place go
-// there; when the snapshot does not hold this one any more, they go to the line
-// of another as well.
-func (r *Replica) Reconsider() { r.gate.reconsider() }
 
 // InFlight is the number of requests sent to the replica and not finished.
 func (r *Replica) InFlight() int { return int(r.gate.inside.Load()) }

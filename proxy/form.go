@@ -3,13 +3,19 @@ package proxy
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"mime"
 )
 
 var (
 	errNotForm = errors.New("the body is not multipart/form-data with a boundary")
 	errForm    = errors.New("the body does not hold the parts that its boundary announces")
+	errParts   = fmt.Errorf("the form has more than %d parts", maxParts)
 )
+
+// maxParts bounds the parts of a form. It is the bound of Go's mime/multipart and
+// of the engines' Starlette.
+const maxParts = 1000
 
 // scanForm finds the fields "model" and "stream" of a multipart/form-data body
 // (RFC 7578) without copying or decoding anything else: the rest may be an
@@ -31,9 +37,12 @@ func scanForm(contentType, body []byte) (call, error) {
 		at += 2
 	}
 	at += len(delimiter) - 2
-	for {
+	for parts := 0; ; parts++ {
 		if bytes.HasPrefix(body[at:], []byte("--")) {
 			return c, nil
+		}
+		if parts == maxParts {
+			return call{}, errParts
 		}
 		line := bytes.Index(body[at:], crlf)
 		if line < 0 || len(bytes.Trim(body[at:at+line], " \t")) > 0 {

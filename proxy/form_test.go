@@ -38,6 +38,7 @@ func TestScanForm(t *testing.T) {
 	// What looks like a delimiter inside a part but is none.
 	f(part("file", "x--b1y\n-b1\n--b")+part("model", "m")+"--b1--", "m", false)
 	f("--b1\nContent-Disposition: attachment; name=model\n\nm\n--b1--", "none", false)
+	f(strings.Repeat(part("x", "y"), maxParts-1)+part("model", "m")+"--b1--", "m", false)
 }
 
 func TestScanFormFailure(t *testing.T) {
@@ -58,6 +59,7 @@ func TestScanFormFailure(t *testing.T) {
 	f("multipart/form-data; boundary=b1", "--b1\nContent-Disposition: form-data; name=model")
 	f("multipart/form-data; boundary=b1", "--b1 junk\n\nm\n--b1--")
 	f("multipart/form-data; boundary=b1", "--b1")
+	f("multipart/form-data; boundary=b1", strings.Repeat("--b1\n\n\n", maxParts+1)+"--b1--")
 }
 
 // The scanner finds what the standard library finds.

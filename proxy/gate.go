@@ -56,9 +56,6 @@ func (g *gate) free() bool {
 
 func (g *gate) roomy() bool { return g.pending.Load() < g.room.Load() }
 
-// open reports that a request would be let in, or could line up.
-func (g *gate) open() bool { return g.free() || g.roomy() }
-
 // enter lets the request of c in, unless the replica is full or others are in
 // line.
 func (g *gate) enter(c *conn) bool {
@@ -176,12 +173,17 @@ func (g *gate) evacuate() {
 	}
 }
 
-// reconsider wakes every request in line; each looks whether there is a better
-// place for it.
-func (g *gate) reconsider() {
-	if g.pending.Load() == 0 {
-		return // who lines up from now on looks before it waits
+// callFirst wakes the first in line, callAll everybody in it; each looks
+// whether there is a better place for it.
+func (g *gate) callFirst() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if len(g.line) > 0 {
+		g.line[0].wake()
 	}
+}
+
+func (g *gate) callAll() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, c := range g.line {
@@ -190,24 +192,34 @@ func (g *gate) reconsider() {
 }
 
 // warmth is how much of its share a replica that has come back takes. The zero
-// value is a warm one.
+// value is a warm one. Its methods may be called from any goroutine.
 type warmth struct {
-	from, length atomic.Int64 // nanoseconds since 1970; nanoseconds
+	start atomic.Pointer[slowStart] // nil: it is warm
+}
+
+// slowStart is immutable.
+type slowStart struct {
+	from   time.Time
+	length time.Duration
 }
 
 // leastShare is what a replica takes in the moment it comes back.
 const leastShare = 0.1
 
+func (w *warmth) begin(from time.Time, length time.Duration) {
+	w.start.Store(&slowStart{from, length})
+}
+
 // share grows from leastShare to 1 in a straight line.
 func (w *warmth) share(now time.Time) float64 {
-	length := w.length.Load()
-	if length <= 0 {
+	s := w.start.Load()
+	if s == nil {
 		return 1
 	}
-	passed := now.UnixNano() - w.from.Load()
-	if passed >= length {
-		w.length.CompareAndSwap(length, 0)
+	passed := now.Sub(s.from)
+	if passed >= s.length {
+		w.start.CompareAndSwap(s, nil) // unless another has begun
 		return 1
 	}
-	return leastShare + (1-leastShare)*float64(max(passed, 0))/float64(length)
+	return leastShare + (1-leastShare)*float64(max(passed, 0))/float64(s.length)
 }

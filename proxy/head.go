@@ -75,7 +75,7 @@ func fieldOf(name []byte) field {
 	switch string(lower[:len(name)]) {
 	case "connection":
 		return fieldConnection
-	case "keep-alive", "proxy-connection", "te", "upgrade", "http2-settings":
+	case "keep-alive", "proxy-connection", "proxy-authorization", "proxy-authenticate", "te", "upgrade", "http2-settings":
 		return fieldHop
 	case "transfer-encoding":
 		return fieldTransferEncoding

@@ -47,6 +47,7 @@ func TestRequestHead(t *testing.T) {
 	f("Cookie: a=b;c\r\nAuthorization: Bearer k\r\n", "Cookie: a=b;c\r\nAuthorization: Bearer k\r\n")
 	f("Connection: close, X-Mine\r\nx-mine: 1\r\nX-Other: 2\r\n", "X-Other: 2\r\n")
 	f("Connection: keep-alive\r\nKeep-Alive: 5\r\nTE: trailers\r\nUpgrade: h2c\r\nProxy-Connection: x\r\nTrailer: a\r\n", "")
+	f("Proxy-Authorization: Basic k\r\n", "")
 	f("Transfer-Encoding: Chunked\r\n", "")
 
 	bad := func(in string) {
@@ -197,6 +198,7 @@ func TestNewReplica(t *testing.T) {
 	bad("a", "http://u:p@host")
 	bad("a", "http://host?x")
 	bad("a", "http://host:port")
+	bad("a", "http://host:65536")
 	bad("a\r\n", "http://host")
 	bad("", "http://host")
 }

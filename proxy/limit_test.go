@@ -328,3 +328,30 @@ func TestScriptsOfPages(t *testing.T) {
 	f(post(hello, "Origin: https://evil.example.org\r\n"), 200, "")
 	f(strings.Replace(preflight, "chat.", "evil.", 1), 204, "")
 }
+
+// TestBuffersAreCounted: a request whose body is in a buffer that has served
+// another one counts like any other.
+func TestBuffersAreCounted(t *testing.T) {
+	release := make(chan struct{})
+	e := newRawEngine(t, func(c *engineSide) {
+		for c.request() != nil {
+			<-release
+			io.WriteString(c, fixed("ok"))
+		}
+	})
+	r := newRig(t, Limits{}, nil, e.url())
+	c := r.dial()
+	for range 3 {
+		c.send(post(hello))
+		eventually(t, 5*time.Second, "it is at the engine", func() bool { return r.replicas[0].InFlight() == 1 })
+		if n := r.s.buffered.Load(); n < int64(len(hello)) || n > smallBody {
+			t.Errorf("%d bytes are counted", n)
+		}
+		release <- struct{}{}
+		c.answer()
+		eventually(t, 5*time.Second, "it is over", func() bool { return r.replicas[0].InFlight() == 0 })
+	}
+	if n := r.s.buffered.Load(); n != 0 {
+		t.Errorf("%d bytes are counted at the end", n)
+	}
+}

@@ -38,8 +38,6 @@ type relay struct {
 	// filter takes out of the body what the client has not asked for; nil for
 	// none. With it decode is set, and chunked unless the client cannot.
 	filter *usageFilter
-	// filtered and framed are scratch of refilter.
-	filtered, framed []byte
 	// rest is what was read and the client's socket has not taken yet, since
 	// since. While it is not empty the engine is not read: so what a client
 	// that stalls costs is bounded.
@@ -98,6 +96,7 @@ func (r *relay) start() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.state = relaying
+	r.up.relayed = true
 	r.goOnLocked()
 }
 
@@ -213,7 +212,7 @@ func (r *relay) onEngine(w *watch, events uint32) {
 		r.frames.Step = StepEnd
 		var end []byte
 		if r.filter != nil {
-			end = r.refilter(nil)
+			end = r.refilter(nil, &w.shard.scratch)
 		}
 		r.passLocked(end, none)
 	case n == 0:
@@ -310,7 +309,7 @@ func (r *relay) eor() int {
 // forwardLocked passes p, just read from the engine, to the client. Each read
 // is forwarded at once.
 func (r *relay) forwardLocked(s *shard, p []byte) {
-	out, f := r.accept(p, &s.decoded)
+	out, f := r.accept(p, &s.scratch)
 	r.passLocked(out, f)
 }
 
@@ -342,8 +341,13 @@ func (r *relay) passLocked(out []byte, f failure) {
 	r.armLocked()
 }
 
-// accept advances the framing over p and returns the bytes for the client.
-func (r *relay) accept(p []byte, decoded *[]byte) (out []byte, f failure) {
+// scratch is room for what a relay makes of the bytes at hand. The zero value
+// is ready.
+type scratch struct{ decoded, filtered, framed []byte }
+
+// accept advances the framing over p and returns the bytes for the client,
+// which may be in t.
+func (r *relay) accept(p []byte, t *scratch) (out []byte, f failure) {
 	var n int
 	var err error
 	chunks := r.frames.Chunks
@@ -351,8 +355,8 @@ func (r *relay) accept(p []byte, decoded *[]byte) (out []byte, f failure) {
 	case r.untilClose:
 		n, out = len(p), p
 	case r.decode && !r.frames.Fixed:
-		*decoded, n, err = r.frames.Decode((*decoded)[:0], p)
-		out = *decoded
+		t.decoded, n, err = r.frames.Decode(t.decoded[:0], p)
+		out = t.decoded
 	default:
 		n, err = r.frames.Advance(p)
 		out = p[:n]
@@ -363,7 +367,7 @@ func (r *relay) accept(p []byte, decoded *[]byte) (out []byte, f failure) {
 	}
 	r.keepTail(p[:n])
 	if r.filter != nil {
-		out = r.refilter(out)
+		out = r.refilter(out, t)
 	}
 	if err != nil {
 		return out, engineFraming
@@ -375,24 +379,24 @@ func (r *relay) accept(p []byte, decoded *[]byte) (out []byte, f failure) {
 // refilter passes a part of the body through the filter, and what stays
 // through chunk framing of the relay's own. At the body's end it returns what
 // ends it.
-func (r *relay) refilter(p []byte) []byte {
-	r.filtered = r.filter.Append(r.filtered[:0], p)
+func (r *relay) refilter(p []byte, t *scratch) []byte {
+	t.filtered = r.filter.Append(t.filtered[:0], p)
 	ended := r.frames.Ended()
 	if ended {
-		r.filtered = r.filter.Flush(r.filtered)
+		t.filtered = r.filter.Flush(t.filtered)
 	}
 	if !r.chunked {
-		return r.filtered
+		return t.filtered
 	}
-	r.framed = r.framed[:0]
-	if len(r.filtered) > 0 {
-		r.framed = append(strconv.AppendInt(r.framed, int64(len(r.filtered)), 16), crlf...)
-		r.framed = append(append(r.framed, r.filtered...), crlf...)
+	t.framed = t.framed[:0]
+	if len(t.filtered) > 0 {
+		t.framed = append(strconv.AppendInt(t.framed, int64(len(t.filtered)), 16), crlf...)
+		t.framed = append(append(t.framed, t.filtered...), crlf...)
 	}
 	if ended {
-		r.framed = append(r.framed, "0\r\n\r\n"...)
+		t.framed = append(t.framed, "0\r\n\r\n"...)
 	}
-	return r.framed
+	return t.framed
 }
 
 func (r *relay) keepTail(p []byte) {

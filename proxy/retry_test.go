@@ -89,6 +89,8 @@ func TestRetry(t *testing.T) {
 	f("resets after the request", func(c *engineSide) { c.request(); c.SetLinger(0) })
 	f("half a head", func(c *engineSide) { c.request(); io.WriteString(c, "HTTP/1.1 200 OK\r\nConte") })
 	f("not HTTP", func(c *engineSide) { c.request(); io.WriteString(c, "SSH-2.0-x\r\n\r\n") })
+	f("a head and no chunk", answering(chunkedHead+"not a size\r\n"))
+	f("a head, a chunk and no other", answering(chunkedHead+chunk("data: 1\n\n")+"not a size\r\n"))
 	f("502", answering(status(502, "{}")))
 	f("503", answering(status(503, "{}")))
 	f("504", answering(status(504, "{}")))
@@ -263,60 +265,127 @@ func TestPlaces(t *testing.T) {
 	}
 }
 
-// TestLineFollowsTheFleet: requests wait for their turn at a replica only while
-// it takes requests and no other has a free place; the one inside stays.
-func TestLineFollowsTheFleet(t *testing.T) {
-	release := make(chan struct{})
-	full := newRawEngine(t, func(c *engineSide) {
-		for c.request() != nil {
-			<-release
-			io.WriteString(c, fixed("old"))
-		}
-	})
-	good := newRawEngine(t, func(c *engineSide) {
-		for c.request() != nil {
-			io.WriteString(c, fixed("new"))
-		}
-	})
-	f := func(name string, change func(r *rig, both *Fleet)) {
+// TestManyAttempts: however many attempts there may be, the pauses between them
+// stay pauses.
+func TestManyAttempts(t *testing.T) {
+	var urls []string
+	for range 45 {
+		urls = append(urls, refusing(t))
+	}
+	r := newRig(t, Limits{MaxAttempts: 100, Backoff: 20 * time.Millisecond}, nil, urls...)
+	c := r.dial()
+	c.send(post(hello))
+	if resp, _ := c.answer(); resp.StatusCode != 502 {
+		t.Errorf("got %d", resp.StatusCode)
+	}
+	if n := r.retries(); n != 99 {
+		t.Errorf("%d retries", n)
+	}
+}
+
+// TestNoTimeLeft: a replica that a request reaches when its time is over is not
+// asked, and not blamed.
+func TestNoTimeLeft(t *testing.T) {
+	good := newRawEngine(t, answering(fixed("ok")))
+	r := newRig(t, Limits{RequestTimeout: 200 * time.Millisecond}, nil, "http://"+fullListener(t), good.url()).ordered()
+	c := r.dial()
+	c.send(post(hello))
+	if resp, _ := c.answer(); resp.StatusCode != 504 {
+		t.Errorf("got %d", resp.StatusCode)
+	}
+	if n := r.replicas[1].Failures(); n != 0 || good.accepted() != 0 {
+		t.Errorf("the other replica has %d failures and %d connections", n, good.accepted())
+	}
+}
+
+// TestEngineSpeaksEarly: what an engine says while it is still being sent the
+// request.
+func TestEngineSpeaksEarly(t *testing.T) {
+	large := post(`{"model":"m","a":"` + strings.Repeat("x", 16<<20) + `"}`)
+	f := func(name, want string, status int, serve func(c *engineSide, answered chan struct{})) {
 		t.Run(name, func(t *testing.T) {
-			r := newRig(t, Limits{}, nil, full.url(), good.url()).ordered()
-			both := r.s.fleet.Load()
-			only := *both.Listed[0]
-			only.Replicas = only.Replicas[:1]
-			r.s.SetFleet(&Fleet{Models: map[string]*Model{"m": &only}, Listed: []*Model{&only}})
-			r.replicas[0].SetBounds(1, 9)
-			inside := r.dial()
-			inside.send(post(hello))
-			eventually(t, time.Second, "one is inside", func() bool { return r.replicas[0].InFlight() == 1 })
-			var line []*client
-			for range 4 {
-				c := r.dial()
-				c.send(post(hello))
-				line = append(line, c)
-			}
-			eventually(t, time.Second, "the others are in line", func() bool { return r.replicas[0].Pending() == 4 })
-			change(r, both)
-			for _, c := range line {
-				if resp, body := c.answer(); resp.StatusCode != 200 || body != "new" {
-					t.Errorf("got %d %q", resp.StatusCode, body)
-				}
-			}
-			release <- struct{}{}
-			if resp, body := inside.answer(); resp.StatusCode != 200 || body != "old" {
+			answered := make(chan struct{})
+			e := newRawEngine(t, func(c *engineSide) { serve(c, answered) })
+			r := newRig(t, Limits{RequestTimeout: 5 * time.Second, MaxAttempts: 1}, nil, e.url())
+			c := r.dial()
+			go io.WriteString(c.TCPConn, large)
+			resp, body := c.answer()
+			close(answered)
+			if resp.StatusCode != status || !strings.Contains(body, want) {
 				t.Errorf("got %d %q", resp.StatusCode, body)
 			}
 		})
 	}
-	f("another has free places", func(r *rig, both *Fleet) {
-		r.s.SetFleet(both)
-		r.replicas[0].Reconsider()
+	f("an interim response", "ok", 200, func(c *engineSide, _ chan struct{}) {
+		c.br.Peek(1)
+		io.WriteString(c, "HTTP/1.1 102 Processing\r\n\r\n")
+		if c.request() != nil {
+			io.WriteString(c, fixed("ok"))
+		}
+		c.waitClosed()
 	})
-	f("it has left, and the other has a line", func(r *rig, both *Fleet) {
-		r.replicas[1].SetBounds(1, 9)
-		only := *both.Listed[0]
-		only.Replicas = only.Replicas[1:]
-		r.s.SetFleet(&Fleet{Models: map[string]*Model{"m": &only}, Listed: []*Model{&only}})
-		r.replicas[0].Reconsider()
+	f("interim responses in pieces", "ok", 200, func(c *engineSide, _ chan struct{}) {
+		c.br.Peek(1)
+		io.WriteString(c, "HTTP/1.1 102 Processing\r\n")
+		time.Sleep(10 * time.Millisecond)
+		io.WriteString(c, "\r\nHTTP/1.1 100 Continue\r\n\r\n")
+		if c.request() != nil {
+			io.WriteString(c, fixed("ok"))
+		}
+		c.waitClosed()
 	})
+	f("a refusal", "too much", 413, func(c *engineSide, _ chan struct{}) {
+		c.br.Peek(1)
+		io.WriteString(c, status(413, "too much"))
+		c.waitClosed()
+	})
+	f("its end, though it does not close", "closed the connection", 502, func(c *engineSide, answered chan struct{}) {
+		c.br.Peek(1)
+		c.CloseWrite()
+		<-answered
+	})
+}
+
+// TestFailsOnce: an answer that tells a failure and breaks off as well is one
+// failure.
+func TestFailsOnce(t *testing.T) {
+	e := newRawEngine(t, func(c *engineSide) {
+		c.request()
+		io.WriteString(c, "HTTP/1.1 503 x\r\nContent-Length: 9\r\n\r\nno")
+	})
+	r := newRig(t, Limits{MaxAttempts: 1}, nil, e.url())
+	c := r.dial()
+	c.send(post(hello))
+	io.Copy(io.Discard, c.br)
+	eventually(t, 5*time.Second, "it is over", func() bool { return r.outcome("engine_broke") == 1 })
+	if n := r.replicas[0].Failures(); n != 1 {
+		t.Errorf("%d failures are counted", n)
+	}
+}
+
+// TestEvacuationToOneThatFailed: a request that failed at one replica and waits
+// at another, which goes down, returns to the first.
+func TestEvacuationToOneThatFailed(t *testing.T) {
+	var asked atomic.Int64
+	flaky := newRawEngine(t, func(c *engineSide) {
+		for c.request() != nil {
+			if asked.Add(1) == 1 {
+				io.WriteString(c, status(503, "busy"))
+			} else {
+				io.WriteString(c, fixed("ok"))
+			}
+		}
+	})
+	hung := newRawEngine(t, func(c *engineSide) {
+		c.request()
+		c.waitClosed()
+	})
+	r := newRig(t, Limits{Backoff: time.Millisecond}, nil, flaky.url(), hung.url()).ordered()
+	c := r.dial()
+	c.send(post(hello))
+	eventually(t, 5*time.Second, "it waits at the other", func() bool { return hung.accepted() == 1 && r.replicas[1].InFlight() == 1 })
+	r.replicas[1].Evacuate()
+	if resp, body := c.answer(); resp.StatusCode != 200 || body != "ok" {
+		t.Errorf("got %d %q", resp.StatusCode, body)
+	}
 }

@@ -108,6 +108,7 @@ type Server struct {
 	joiner Joiner
 	log    *slog.Logger
 	fleet  atomic.Pointer[Fleet]
+	lines  lines
 	access atomic.Pointer[Access]
 	shards []*shard
 	stats  *stats
@@ -172,8 +173,12 @@ func New(limits Limits, joiner Joiner, log *slog.Logger) *Server {
 }
 
 // SetFleet publishes what requests can be routed to from now on. Exchanges
-// that have begun keep what they chose.
-func (s *Server) SetFleet(f *Fleet) { s.fleet.Store(f) }
+// that have begun keep what they chose, but those in line at a replica choose
+// anew when it is gone or there is a free place elsewhere.
+func (s *Server) SetFleet(f *Fleet) {
+	s.fleet.Store(f)
+	s.lines.callAll()
+}
 
 // SetLimits changes the limits. Requests that have begun may keep the old ones.
 func (s *Server) SetLimits(l Limits) {
@@ -427,7 +432,7 @@ func (s *Server) requestDone(x *exchange, f failure) {
 		args = append(args, "model", x.model.Name)
 	}
 	if x.replica != nil {
-		args = append(args, "replica", x.replica.ID, "first_byte_seconds", x.ttfb.Seconds(), "attempts", len(x.tried)+1)
+		args = append(args, "replica", x.replica.ID, "first_byte_seconds", x.ttfb.Seconds(), "attempts", x.attempts)
 	}
 	s.log.Debug("request", args...)
 }

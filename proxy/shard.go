@@ -13,10 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// shard is one epoll set and the goroutine that serves it. Engine sockets live
-// in shards, not on Go's netpoller: waking a goroutine for every token costs
-// twice the whole relaying (REPORT.md), and a joined socket must not be woken
-// at all. Any goroutine may add and arm watches; what they call runs on the
+// shard is one epoll set and the goroutine that serves it. Bodies are relayed by
+// shards, not by the goroutines of their requests: waking one for every token
+// costs twice the whole relaying, and a joined socket must not be woken for at
+// all. Any goroutine may add and arm watches; what they call runs on the
 // shard's goroutine.
 //
 // What is on the netpoller is the epoll set itself. A thread that blocks in
@@ -29,16 +29,21 @@ type shard struct {
 	raw   syscall.RawConn
 	done  chan struct{}
 
-	// buf and decoded are scratch for what runs on the goroutine.
+	// buf and scratch are for what runs on the goroutine.
 	buf     []byte
-	decoded []byte
+	scratch scratch
 
 	counts counts
 
 	mu    sync.Mutex // guards table, free
 	table []*watch
-	free  []uint32
+	free  []freePlace
 }
+
+// freePlace is a place in a shard's table that nothing has. gen is the
+// generation it has come to: events of whatever had it before are of earlier
+// ones, and may still be on their way.
+type freePlace struct{ slot, gen uint32 }
 
 // counts are what was done for the responses of a shard's engine connections,
 // up to date while they last. Mostly one thread adds to them.
@@ -167,7 +172,7 @@ func (s *shard) watch(fd int) *watch {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if n := len(s.free); n > 0 {
-		w.slot, s.free = s.free[n-1], s.free[:n-1]
+		w.slot, w.gen, s.free = s.free[n-1].slot, s.free[n-1].gen, s.free[:n-1]
 		s.table[w.slot] = w
 	} else {
 		w.slot = uint32(len(s.table))
@@ -211,13 +216,14 @@ func (w *watch) set(events uint32, wakes *conn, ready func(w *watch, events uint
 func (w *watch) forget() {
 	w.mu.Lock()
 	w.gen++
+	gen := w.gen
 	w.wakes, w.ready = nil, nil
 	w.mu.Unlock()
 	s := w.shard
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.table[w.slot] = nil
-	s.free = append(s.free, w.slot)
+	s.free = append(s.free, freePlace{w.slot, gen})
 }
 
 // The calls below never block, so they keep the P (RawSyscall).

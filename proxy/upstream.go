@@ -1,34 +1,29 @@
 package proxy
 
 import (
-	"context"
-	"errors"
+	"cmp"
 	"fmt"
 	"net"
 	"net/netip"
 	"net/url"
+	"os"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// upstream is a replica's idle connections and what is known of its address.
-// The zero value has none and resolves at the first dial.
+// upstream is a replica's idle connections. The zero value has none.
 type upstream struct {
 	mu     sync.Mutex // guards the rest
 	idle   []*engineConn
-	timer  *time.Timer // closes connections that have been idle too long
+	timer  *time.Timer // runs sweep while there are idle ones
 	closed bool
-	event  func(w *watch, events uint32) // idleEvent, made once
-
-	addrs    []netip.AddrPort
-	resolved time.Time // zero: addrs never expire
 }
-
-// resolveEvery is how long a looked-up address is used.
-const resolveEvery = 10 * time.Second
 
 // NewReplica makes the endpoint of an engine at rawURL, for example
 // http://10.0.0.10:8000 or http://host:8000/prefix.
@@ -47,22 +42,18 @@ func NewReplica(slot int, id string, rawURL string) (*Replica, error) {
 	case id == "" || strings.ContainsFunc(id, func(r rune) bool { return r < ' ' || r > '~' }):
 		return nil, fmt.Errorf("replica %q: an id is printable ASCII", id)
 	}
-	port := u.Port()
-	if port == "" {
-		port = "80"
+	port, err := strconv.ParseUint(cmp.Or(u.Port(), "80"), 10, 16)
+	if err != nil {
+		return nil, fmt.Errorf("replica %s: the URL %q has no port between 0 and 65535", id, rawURL)
 	}
-	r := &Replica{
-		Slot:     slot,
-		ID:       id,
-		Addr:     net.JoinHostPort(u.Hostname(), port),
-		Host:     u.Host,
-		BasePath: strings.TrimRight(u.EscapedPath(), "/"),
-	}
-	r.upstream.event = r.idleEvent
-	if addr, err := netip.ParseAddrPort(r.Addr); err == nil {
-		r.upstream.addrs = []netip.AddrPort{addr}
-	}
-	return r, nil
+	return &Replica{
+		Slot:      slot,
+		ID:        id,
+		Addr:      net.JoinHostPort(u.Hostname(), strconv.FormatUint(port, 10)),
+		Host:      u.Host,
+		BasePath:  strings.TrimRight(u.EscapedPath(), "/"),
+		addresses: newAddresses(u.Hostname(), uint16(port)),
+	}, nil
 }
 
 // Close closes the replica's idle connections. Those in use are closed when
@@ -80,16 +71,32 @@ func (r *Replica) Close() {
 	for _, e := range idle {
 		e.close()
 	}
+	r.addresses.close()
 }
 
 // engineConn is one connection to an engine. It is owned by the exchange that
 // dialled it or took it from the idle stack, until that one closes it or puts
-// it back. Its descriptor is not on Go's netpoller.
+// it back.
+//
+// The head of a response is waited for on Go's netpoller (conn.recvEngine),
+// which wakes the exchange's goroutine itself; its body is relayed by the shard
+// that w is a watch of.
 type engineConn struct {
 	s       *Server
 	replica *Replica
-	fd      int
+	fd      int      // file's
+	file    *os.File // owns fd
+	raw     syscall.RawConn
 	w       *watch
+	// relayed: w may still be armed for a relay.
+	relayed bool
+
+	// What recvEngine reads with: try is recv, made once.
+	try   func(fd uintptr) (done bool)
+	p     []byte
+	n     int
+	errno syscall.Errno
+
 	// handle names the socket to the kernel programs; when it is 0, why says
 	// why it never can be spliced.
 	handle uint32
@@ -105,7 +112,12 @@ func (e *engineConn) close() {
 		e.s.joiner.Leave(e.handle)
 	}
 	e.w.forget()
-	unix.Close(e.fd)
+	e.file.Close()
+}
+
+func (e *engineConn) recv(fd uintptr) (done bool) {
+	e.n, e.errno = recv(int(fd), e.p, 0)
+	return e.errno != syscall.EAGAIN
 }
 
 // abort closes the connection with a reset, which an engine takes as its
@@ -129,10 +141,7 @@ func (r *Replica) take() *engineConn {
 		u.idle[n-1] = nil
 		u.idle = u.idle[:n-1]
 		u.mu.Unlock()
-		// An idle connection has nothing to read: neither an end nor bytes
-		// that nobody asked for.
-		var b [1]byte
-		if _, errno := recv(e.fd, b[:], unix.MSG_PEEK); errno == unix.EAGAIN {
+		if e.silent() {
 			e.reused = true
 			return e
 		}
@@ -142,6 +151,14 @@ func (r *Replica) take() *engineConn {
 
 // put keeps a connection whose response was read to its end.
 func (e *engineConn) put() {
+	if e.relayed {
+		// An end of the connection would be reported for ever; of this, once.
+		e.relayed = false
+		if e.w.arm(unix.EPOLLONESHOT, nil) != nil {
+			e.close()
+			return
+		}
+	}
 	u := &e.replica.upstream
 	e.idled = time.Now()
 	u.mu.Lock()
@@ -152,93 +169,49 @@ func (e *engineConn) put() {
 	}
 	u.idle = append(u.idle, e)
 	if len(u.idle) == 1 {
+		every := min(e.s.limits.Load().UpstreamIdle, sweepEvery)
 		if u.timer == nil {
-			u.timer = time.AfterFunc(e.s.limits.Load().UpstreamIdle, e.replica.expire(e.s.limits.Load().UpstreamIdle))
+			u.timer = time.AfterFunc(every, func() { e.replica.sweep(e.s) })
 		} else {
-			u.timer.Reset(e.s.limits.Load().UpstreamIdle)
+			u.timer.Reset(every)
 		}
 	}
-	// Armed under mu, so that whoever takes it arms it afterwards.
-	err := e.w.arm(unix.EPOLLIN|unix.EPOLLRDHUP|unix.EPOLLONESHOT, u.event)
 	u.mu.Unlock()
-	if err != nil {
-		e.replica.idleEvent(e.w, 0)
-	}
 }
 
-// idleEvent closes an idle connection that the engine has closed or written to.
-func (r *Replica) idleEvent(w *watch, _ uint32) {
+// sweepEvery is how often idle connections are looked at. Being told of each
+// by epoll would cost every request a system call.
+const sweepEvery = 200 * time.Millisecond
+
+// sweep closes connections that have been idle for too long, and those that
+// the engine has closed or written to: an idle one has nothing to read.
+func (r *Replica) sweep(s *Server) {
 	u := &r.upstream
+	now, limit := time.Now(), s.limits.Load().UpstreamIdle
 	u.mu.Lock()
-	var found *engineConn
-	for i, e := range u.idle {
-		if e.w == w {
-			found = e
-			u.idle = append(u.idle[:i], u.idle[i+1:]...)
-			break
+	var old []*engineConn
+	u.idle = slices.DeleteFunc(u.idle, func(e *engineConn) bool {
+		if now.Sub(e.idled) < limit && e.silent() {
+			return false
 		}
+		old = append(old, e)
+		return true
+	})
+	if len(u.idle) > 0 && !u.closed {
+		u.timer.Reset(min(limit, sweepEvery))
 	}
 	u.mu.Unlock()
-	if found != nil {
-		found.close()
+	for _, e := range old {
+		e.close()
 	}
 }
 
-// expire closes what has been idle for limit. The stack's oldest are at its
-// bottom.
-func (r *Replica) expire(limit time.Duration) func() {
-	return func() {
-		u := &r.upstream
-		now := time.Now()
-		u.mu.Lock()
-		k := 0
-		for k < len(u.idle) && now.Sub(u.idle[k].idled) >= limit {
-			k++
-		}
-		old := append([]*engineConn(nil), u.idle[:k]...)
-		u.idle = append(u.idle[:0], u.idle[k:]...)
-		if len(u.idle) > 0 && !u.closed {
-			u.timer.Reset(limit - now.Sub(u.idle[0].idled))
-		}
-		u.mu.Unlock()
-		for _, e := range old {
-			e.close()
-		}
-	}
-}
-
-// addresses returns where to dial. Looking a name up may take until ctx ends.
-func (r *Replica) addresses(ctx context.Context) ([]netip.AddrPort, error) {
-	u := &r.upstream
-	u.mu.Lock()
-	addrs, resolved := u.addrs, u.resolved
-	u.mu.Unlock()
-	if len(addrs) > 0 && (resolved.IsZero() || time.Since(resolved) < resolveEvery) {
-		return addrs, nil
-	}
-	host, port, err := net.SplitHostPort(r.Addr)
-	if err != nil {
-		return nil, err
-	}
-	number, err := net.DefaultResolver.LookupPort(ctx, "tcp", port)
-	if err != nil {
-		return nil, err
-	}
-	ips, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
-	if err != nil {
-		if len(addrs) > 0 {
-			return addrs, nil // an old answer is better than none
-		}
-		return nil, err
-	}
-	addrs = nil
-	for _, ip := range ips {
-		addrs = append(addrs, netip.AddrPortFrom(ip.Unmap(), uint16(number)))
-	}
-	u.mu.Lock()
-	u.addrs, u.resolved = addrs, time.Now()
-	u.mu.Unlock()
-	return addrs, nil
+// silent reports that an idle connection has nothing to read: neither an end
+// nor bytes that nobody asked for.
+func (e *engineConn) silent() bool {
+	var b [1]byte
+	_, errno := recv(e.fd, b[:], unix.MSG_PEEK)
+	return errno == unix.EAGAIN
 }
 
 // dial opens a connection to the replica for the exchange of c, which watches
@@ -248,23 +221,16 @@ func (c *conn) dial(r *Replica, until time.Time) (e *engineConn, f failure, caus
 	if limit.After(until) {
 		limit = until
 	}
-	ctx, cancel := context.WithDeadline(c.s.ctx, limit)
-	addrs, err := r.addresses(ctx)
-	cancel()
-	if err != nil {
-		if errors.Is(err, context.DeadlineExceeded) {
-			return nil, connectTimeout, err
-		}
-		return nil, connectFailed, err
-	}
-	f, cause = connectFailed, errors.New("the name has no address")
-	for _, addr := range addrs[:min(len(addrs), 3)] {
-		e, f, cause = c.dialAddr(r, addr, limit)
+	addrs, f, cause := c.find(r, limit)
+	for i, addr := range addrs {
+		// One that does not answer leaves the others their share of the time.
+		share := time.Until(limit) / time.Duration(len(addrs)-i)
+		e, f, cause = c.dialAddr(r, addr, time.Now().Add(share))
 		if f == none || f == clientLeft || f == shutDown || f == engineDown {
-			return e, f, cause
+			break
 		}
 	}
-	return nil, f, cause
+	return e, f, cause
 }
 
 // engineBuffer bounds what the kernel holds of a response that is copied while
@@ -292,7 +258,16 @@ func (c *conn) dialAddr(r *Replica, addr netip.AddrPort, limit time.Time) (*engi
 		return nil, noSocket, fmt.Errorf("socket: %w", err)
 	}
 	// From here on the descriptor belongs to e.
-	e := &engineConn{s: c.s, replica: r, fd: fd, w: c.s.shardOf(fd).watch(fd)}
+	e := &engineConn{s: c.s, replica: r, fd: fd, file: os.NewFile(uintptr(fd), "engine"), w: c.s.shardOf(fd).watch(fd)}
+	e.try = e.recv
+	// It fails when the netpoller has not taken the descriptor.
+	if err = e.file.SetReadDeadline(time.Time{}); err == nil {
+		e.raw, err = e.file.SyscallConn()
+	}
+	if err != nil {
+		e.close()
+		return nil, noSocket, fmt.Errorf("watch a socket: %w", err)
+	}
 	for _, o := range [...]struct{ level, name, value int }{
 		{unix.IPPROTO_TCP, unix.TCP_NODELAY, 1},
 		{unix.SOL_SOCKET, unix.SO_RCVBUF, engineBuffer},
