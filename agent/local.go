@@ -24,6 +24,8 @@ import (
 const (
 	// scanEvery is the time between two looks at the listening sockets.
 	scanEvery = 2 * time.Second
+	// keepGone is longer than an engine takes to load a large model.
+	keepGone = 15 * time.Minute
 	// A socket that is nobody known is asked again after firstPause, and after
 	// a pause that doubles each time up to lastPause: an engine listens
 	// minutes before it answers, and other services should not be bothered.
@@ -45,12 +47,14 @@ type sockets struct {
 	// mine, when not nil, tells which sockets to look at: others are in tests
 	// not there.
 	mine func(listening) bool
-	// every is the time between two looks.
-	every time.Duration
+	// every is the time between two looks. keep is how long an engine whose
+	// socket is gone stays a member, a dead one: its clients are told to try
+	// again, not that its model is unknown, while it is started anew.
+	every, keep time.Duration
 }
 
 func systemSockets() sockets {
-	return sockets{tables: []string{"/proc/net/tcp", "/proc/net/tcp6"}, own: ownInodes, every: scanEvery}
+	return sockets{tables: []string{"/proc/net/tcp", "/proc/net/tcp6"}, own: ownInodes, every: scanEvery, keep: keepGone}
 }
 
 // listening is a listening socket.
@@ -67,6 +71,7 @@ type door struct {
 	url    string
 	next   time.Time // when it is asked again
 	pause  time.Duration
+	gone   time.Time // when nobody listened any more; zero while somebody does
 }
 
 // watch looks again and again, until ctx is done.
@@ -120,7 +125,12 @@ func (s *sockets) look(ctx context.Context, client *http.Client, c localConfig, 
 	room := make(chan struct{}, asked)
 	for addr, d := range doors {
 		if present[addr] == nil {
-			delete(doors, addr)
+			if d.gone.IsZero() {
+				d.gone = now
+			}
+			if d.engine == "" || now.Sub(d.gone) >= s.keep {
+				delete(doors, addr)
+			}
 			continue
 		}
 		if d.own || d.engine != "" || now.Before(d.next) {
