@@ -62,10 +62,10 @@ bench-gateway: build ## measure small requests beside nginx, haproxy and routers
 	@.ci/need python3 || echo "without Python the routers of PyPI are left out"
 	bin/inferrail bench gateway $(ARGS)
 
-SOAK ?= 10m
-soak: ## mixed traffic and restarting engines for SOAK=10m, watched for leaks; the packet tier needs root
-	INFERRAIL_SOAK=$(SOAK) INFERRAIL_SOAK_DATAPATH=auto go test -count 1 -timeout 0 -v -run '^TestSoak$$' ./agent
-	INFERRAIL_SOAK=$(SOAK) go test -count 1 -timeout 0 -v -run 'TenMinutes' ./cmd/inferrail
+SOAK ?= 20m
+soak: ## engines that fail in all ways under 300 requests/s for SOAK=20m, then slow streams; the packet tier needs root
+	INFERRAIL_SOAK=$(SOAK) go test -count 1 -timeout 0 -v -run '^TestChaos$$' ./cmd/inferrail
+	INFERRAIL_SOAK=$(SOAK) go test -count 1 -timeout 0 -v -run '^TestDatapathTenMinutes$$' ./cmd/inferrail
 
 clean: ## remove what was built
 	rm -rf bin

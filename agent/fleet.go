@@ -272,7 +272,7 @@ func (f *fleet) settleLocked(now time.Time, changed bool) {
 			if was != joining || f.running {
 				m.replica.SlowStart(now, slow)
 			}
-			f.log.Info("replica serves", "replica", m.id, "url", m.url, "models", names(m.models), "was", was.String())
+			f.log.Info("replica serves", "replica", m.id, "url", m.url, "models", someNames(m.models), "was", was.String())
 			f.served.Do(func() { close(f.serving) })
 		case ejected:
 			f.log.Warn("replica is ejected", "replica", m.id, "url", m.url,
@@ -318,6 +318,7 @@ func (f *fleet) publishLocked() {
 		}
 		s.Models[mc.Name] = &proxy.Model{Name: mc.Name, Policy: choose}
 	}
+	listed := map[*proxy.Model]bool{}
 	for _, m := range f.members {
 		for _, c := range m.models {
 			model := s.Models[c.ID]
@@ -325,7 +326,8 @@ func (f *fleet) publishLocked() {
 				model = &proxy.Model{Name: c.ID, Policy: defaultPolicy}
 				s.Models[c.ID] = model
 			}
-			if !slices.Contains(s.Listed, model) {
+			if !listed[model] {
+				listed[model] = true
 				s.Listed = append(s.Listed, model)
 			}
 			if model.Created == 0 {
@@ -368,16 +370,25 @@ func (f *fleet) publishLocked() {
 // replicas that are ejected, and if there is none, those that do not answer
 // checks in time, as an engine under full load.
 func (f *fleet) addLastResortLocked(s *proxy.Fleet) {
-	for _, model := range s.Listed {
-		for _, may := range []func(m *member) bool{
-			func(m *member) bool { return m.vitals.standing == ejected },
-			func(m *member) bool { return m.silent },
-		} {
-			if len(model.Replicas) > 0 {
-				break
+	for _, may := range []func(m *member) bool{
+		func(m *member) bool { return m.vitals.standing == ejected },
+		func(m *member) bool { return m.silent },
+	} {
+		lacking := map[*proxy.Model]bool{}
+		for _, model := range s.Listed {
+			if len(model.Replicas) == 0 {
+				lacking[model] = true
 			}
-			for _, m := range f.members {
-				if may(m) && slices.ContainsFunc(m.models, func(c card) bool { return c.ID == model.Name }) {
+		}
+		if len(lacking) == 0 {
+			return
+		}
+		for _, m := range f.members {
+			if !may(m) {
+				continue
+			}
+			for _, c := range m.models {
+				if model := s.Models[c.ID]; lacking[model] {
 					model.Replicas = append(model.Replicas, m.replica)
 				}
 			}
@@ -535,6 +546,15 @@ func names(cards []card) []string {
 		out[i] = c.ID
 	}
 	return out
+}
+
+// someNames are the names for a line of the log.
+func someNames(cards []card) []string {
+	const most = 20
+	if len(cards) <= most {
+		return names(cards)
+	}
+	return append(names(cards[:most]), fmt.Sprintf("and %d more", len(cards)-most))
 }
 
 var (

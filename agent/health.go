@@ -166,31 +166,21 @@ func (h *health) eject(v *vitals, now time.Time) {
 
 // mayEject tells whether each of the member's models can spare it.
 func (h *health) mayEject(v *vitals) bool {
-	for _, model := range v.models {
-		replicas, out := 0, 0
-		for _, other := range h.members {
-			if !other.serves(model) {
-				continue
-			}
-			replicas++
+	replicas, out := map[string]int{}, map[string]int{}
+	for _, other := range h.members {
+		for _, model := range other.models {
+			replicas[model]++
 			if other.standing != up {
-				out++
+				out[model]++
 			}
 		}
-		if replicas < 2 || (out+1)*100 > replicas*h.MaxEjectionPercent {
+	}
+	for _, model := range v.models {
+		if replicas[model] < 2 || (out[model]+1)*100 > replicas[model]*h.MaxEjectionPercent {
 			return false
 		}
 	}
 	return len(v.models) > 0
-}
-
-func (v *vitals) serves(model string) bool {
-	for _, m := range v.models {
-		if m == model {
-			return true
-		}
-	}
-	return false
 }
 
 // forgive takes back a doubling for each stretch of good behaviour.

@@ -24,6 +24,10 @@ const modelsEvery = 5
 // maxModelsBody bounds the answer to GET /v1/models that is read.
 const maxModelsBody = 4 << 20
 
+// maxModels bounds the models that one replica may have: each is named in
+// every snapshot.
+const maxModels = 10_000
+
 // pokePause is the least time between checks that failing requests ask for.
 const pokePause = 50 * time.Millisecond
 
@@ -315,7 +319,7 @@ func (f *fleet) check(ctx context.Context, m *member) (suspect bool) {
 		}
 	}
 	if changed && m.shown == up {
-		f.log.Info("replica serves other models", "replica", m.id, "models", names(m.models))
+		f.log.Info("replica serves other models", "replica", m.id, "models", someNames(m.models))
 	}
 	f.settleLocked(now, changed)
 	return !m.vitals.suspect.IsZero()
@@ -397,8 +401,11 @@ func parseModels(body io.Reader) ([]card, error) {
 		seen[c.ID] = true
 		return double
 	})
-	if len(models) == 0 {
+	switch {
+	case len(models) == 0:
 		return nil, errors.New("lists no model")
+	case len(models) > maxModels:
+		return nil, fmt.Errorf("lists %d models, and at most %d are taken; list those to serve in the configuration", len(models), maxModels)
 	}
 	return models, nil
 }

@@ -208,6 +208,15 @@ func (x *exchange) readResponseHead() failure {
 				x.cause = err
 				return engineHead
 			case x.response.status >= 200:
+				if x.response.body == bodyChunked {
+					// What comes with the head is looked at before anything
+					// is passed on: another engine can still answer.
+					var early Frames
+					if _, err := early.Advance(x.in[i+4:]); err != nil {
+						x.cause = err
+						return engineHead
+					}
+				}
 				return none
 			case x.response.status == 101 || interim == 16:
 				x.cause = fmt.Errorf("unexpected status %d", x.response.status)

@@ -48,7 +48,7 @@
 //     reads and closes it. From relay.start until relay.finished or relay.stop
 //     the relay writes to it, and nobody else does.
 //   - A TLS client's connection belongs to its front's goroutine, which closes it;
-//     the loop's end of its pair and Shutdown may reset it. Each end of a pair is
+//     Shutdown may reset it. Each end of a pair is
 //     closed by its side: the loop's end by its connection's goroutine.
 //   - An engine's descriptor belongs to the exchange that dialled it or took it
 //     from the idle stack, until it is closed or put back. From relay.start until

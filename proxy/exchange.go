@@ -431,17 +431,12 @@ func (x *exchange) respond() failure {
 	r.decode = r.decode || reframed
 	r.chunked = reframed && !x.http10
 	var room scratch
-	body, f := r.accept(early, &room)
-	if f != none {
-		// Nothing has been passed on yet, so the client can be told.
-		x.cause = errFraming
-		x.replica.failed(x.failedWith(engineHead))
-		return engineHead
-	}
+	body, _ := r.accept(early, &room) // readResponseHead has seen that it is framed rightly
 	x.out = append(x.out, body...)
 	x.answered, x.passed = true, true
 	x.why = x.join()
-	if f = r.writeNow(x.out); f == none && (!r.frames.Ended() || len(r.rest) > 0) {
+	f := r.writeNow(x.out)
+	if f == none && (!r.frames.Ended() || len(r.rest) > 0) {
 		f = x.waitRelay()
 	}
 	x.account()

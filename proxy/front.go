@@ -156,14 +156,15 @@ func unixConn(fd int) (*net.UnixConn, error) {
 }
 
 // front is one TLS client and the goroutine that serves it: handshake, then
-// HTTP/2 or the pumping of HTTP/1.x. The goroutine closes tcp in order; Shutdown
-// and the loop may reset it at any time.
+// HTTP/2 or the pumping of HTTP/1.x. The goroutine closes tcp; Shutdown may reset
+// it at any time, and the loop may hurry its end.
 type front struct {
 	s   *Server
 	tcp *net.TCPConn
 
 	mu          sync.Mutex // guards the rest
 	handshaking bool
+	cut         bool // the loop has reset its end
 }
 
 // ServeTLS is Serve for clients that speak TLS. config needs a certificate or
@@ -263,10 +264,31 @@ func (f *front) reset() {
 	f.tcp.Close()
 }
 
+// cutOff is called when the loop has reset its end. What the loop sent before is
+// still passed on, to a client that takes it; then download ends and the
+// connection is reset.
+func (f *front) cutOff() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.cut = true
+	f.tcp.SetWriteDeadline(time.Now().Add(goodbye))
+}
+
+// awaitWrite gives the client its time to take what is written next.
+func (f *front) awaitWrite() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.cut {
+		// The loop's own clock is more precise; this one is for when it has
+		// nothing more to send.
+		f.tcp.SetWriteDeadline(time.Now().Add(f.s.limits.Load().StallTimeout + lingerTime))
+	}
+}
+
 // serveHTTP1 pumps between the client and a conn of the loop until both
 // directions have ended.
 func (f *front) serveHTTP1(tc *tls.Conn) {
-	end, err := f.s.pair("tls", false, f.reset)
+	end, err := f.s.pair("tls", false, f.cutOff)
 	if err != nil {
 		if err != ErrClosed {
 			f.s.log.Warn("a TLS connection cannot be served", "error", err)
@@ -347,9 +369,7 @@ func (f *front) download(tc *tls.Conn, end *frontEnd) error {
 			}
 			return end.ending(io.EOF)
 		}
-		// The loop's own clock is more precise; this one is for when it has
-		// nothing more to send.
-		f.tcp.SetWriteDeadline(time.Now().Add(f.s.limits.Load().StallTimeout + lingerTime))
+		f.awaitWrite()
 		_, err := tc.Write(p[:n])
 		pumps.Put(p)
 		if err != nil {

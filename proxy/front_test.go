@@ -430,6 +430,32 @@ func TestTonguesCutAnswer(t *testing.T) {
 	}
 }
 
+// TestTonguesCutAnswerArrives: what the engine sent before it broke off comes to
+// the client, in every tongue: the cut does not overtake it.
+func TestTonguesCutAnswerArrives(t *testing.T) {
+	for _, to := range tongues {
+		t.Run(to.name, func(t *testing.T) {
+			e := newRawEngine(t, func(c *engineSide) {
+				if c.request() != nil {
+					io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nabc")
+				}
+			})
+			s := newRig(t, Limits{}, nil, e.url()).speak(to)
+			for i := range 100 {
+				resp, err := s.post(t, hello)
+				if err != nil {
+					t.Fatalf("answer %d has no head: %v", i, err)
+				}
+				body, err := io.ReadAll(resp.Body)
+				resp.Body.Close()
+				if string(body) != "abc" || err == nil {
+					t.Fatalf("answer %d: %q, %v", i, body, err)
+				}
+			}
+		})
+	}
+}
+
 // TestTLSCutHasNoCloseNotify: the TLS client sees a reset.
 func TestTLSCutHasNoCloseNotify(t *testing.T) {
 	got := make(chan struct{})

@@ -89,6 +89,8 @@ func TestRetry(t *testing.T) {
 	f("resets after the request", func(c *engineSide) { c.request(); c.SetLinger(0) })
 	f("half a head", func(c *engineSide) { c.request(); io.WriteString(c, "HTTP/1.1 200 OK\r\nConte") })
 	f("not HTTP", func(c *engineSide) { c.request(); io.WriteString(c, "SSH-2.0-x\r\n\r\n") })
+	f("a head and no chunk", answering(chunkedHead+"not a size\r\n"))
+	f("a head, a chunk and no other", answering(chunkedHead+chunk("data: 1\n\n")+"not a size\r\n"))
 	f("502", answering(status(502, "{}")))
 	f("503", answering(status(503, "{}")))
 	f("504", answering(status(504, "{}")))

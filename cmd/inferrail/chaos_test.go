@@ -1,19 +1,22 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"context"
-	"encoding/json"
-	"errors"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	cryptorand "crypto/rand"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/pem"
 	"fmt"
-	"io"
+	"maps"
+	"math/big"
 	"math/rand/v2"
-	"net"
-	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -23,42 +26,53 @@ import (
 	"time"
 
 	"github.com/inferrail/inferrail/bpf"
+	"github.com/inferrail/inferrail/simulator"
 )
 
 // TestChaos is an agent in front of three simulated engines, each a process of
-// its own, that are killed, hung, made to flap and slowed down at random while
-// clients send 300 requests a second, streams among them. At any time at least
-// one engine is well, so no request may fail before it is answered; one whose
-// engine dies in mid-answer must be seen to have broken. Afterwards the agent
-// holds no more memory, goroutines and sockets than before.
+// its own, that are killed, hung, made to flap, slowed down and made to answer
+// nonsense at random while clients of many kinds send 300 requests a second,
+// streams among them. A fourth engine, which is well, is added and removed by
+// reloading the configuration, and in a long run a second agent takes over. At
+// any time at least one engine is well, so no request may fail before it is
+// answered; one whose engine is harmed in mid-answer must be seen to have
+// broken, and no other may break. Afterwards the agent holds no more memory,
+// goroutines and sockets than before.
 //
-// It lasts for INFERRAIL_CHAOS (20s), in each tier. The seed is
-// INFERRAIL_CHAOS_SEED, else drawn and told.
+// It lasts for INFERRAIL_CHAOS (15s) in each tier, or for INFERRAIL_SOAK in all.
+// The seed is INFERRAIL_CHAOS_SEED, else drawn and told. INFERRAIL_CHAOS_LOG is
+// a file for the agents' logs at level debug.
 //
-//	make soak
+//	make soak SOAK=20m
 func TestChaos(t *testing.T) {
-	length := 20 * time.Second
+	tiers := []string{"copy", "packet"}
+	noPacket := bpf.Probe()
+	length := 15 * time.Second
+	var err error
 	if s := os.Getenv("INFERRAIL_CHAOS"); s != "" {
-		var err error
 		if length, err = time.ParseDuration(s); err != nil {
 			t.Fatalf("INFERRAIL_CHAOS: %v", err)
 		}
+	} else if s := os.Getenv("INFERRAIL_SOAK"); s != "" {
+		if length, err = time.ParseDuration(s); err != nil {
+			t.Fatalf("INFERRAIL_SOAK: %v", err)
+		}
+		if noPacket == nil {
+			length /= time.Duration(len(tiers))
+		}
 	} else if testing.Short() {
-		t.Skip("20 seconds a tier")
+		t.Skip("a minute a tier")
 	}
 	seed := rand.Uint64()
 	if s := os.Getenv("INFERRAIL_CHAOS_SEED"); s != "" {
-		var err error
 		if seed, err = strconv.ParseUint(s, 10, 64); err != nil {
 			t.Fatalf("INFERRAIL_CHAOS_SEED: %v", err)
 		}
 	}
-	for _, tier := range []string{"copy", "packet"} {
+	for _, tier := range tiers {
 		t.Run(tier, func(t *testing.T) {
-			if tier == "packet" {
-				if err := bpf.Probe(); err != nil && os.Getenv("INFERRAIL_NEED_BPF") != "1" {
-					t.Skip(err)
-				}
+			if tier == "packet" && noPacket != nil && os.Getenv("INFERRAIL_NEED_BPF") != "1" {
+				t.Skip(noPacket)
 			}
 			t.Logf("INFERRAIL_CHAOS=%v INFERRAIL_CHAOS_SEED=%d", length, seed)
 			newChaos(t, tier, seed).run(length)
@@ -66,226 +80,315 @@ func TestChaos(t *testing.T) {
 	}
 }
 
+// chaosSim is the engines' configuration, one for all: so the text of an answer does not depend on
+// who gave it.
+var chaosSim = simulator.Config{
+	ServedModelName: []string{"m"}, MaxModelLen: 1 << 20, NumGPUBlocks: 1 << 18, PrefillA: 1, PrefillD: 2000, TimePerOutputToken: 2 * time.Millisecond,
+}
+
 // chaos is one run of TestChaos.
 type chaos struct {
 	*testing.T
-	rng     *rand.Rand
-	engines []*chaosEngine
-	agent   *child
-	url     string // of the agent
-	admin   string
+	seed    uint64
+	engines []*chaosEngine // those that are harmed, and last the guest, which is not
+	file    string         // the configuration
+	listen  string         // of the agent
+	secure  string         // where it speaks TLS
+	admin   admin
+	clients []*chaosClient
 
-	sent, answered, broken, left, late, failed atomic.Int64
-	running                                    sync.WaitGroup
-	client                                     *http.Client
+	mu     sync.Mutex // guards the rest, and makes reloads and take-overs exclude each other
+	agent  *child
+	guests bool // the guest is configured
+
+	// ending: an agent closes its idle connections. A client may have sent a
+	// request on one just then, and is to send it again, as HTTP has it.
+	ending  atomic.Bool
+	running sync.WaitGroup // requests
+	tally   tally
 }
 
-// chaosEngine is one simulated engine. Only the goroutine that makes trouble
-// uses it.
+// chaosEngine is one simulated engine.
 type chaosEngine struct {
 	id, port string
-	child    *child
+	child    *child // used by the goroutine that harms it only
+	// harms is odd while the engine does what may break an answer.
+	harms atomic.Int64
 }
 
-// child is a process of this test. It is ended by its id.
-type child struct {
-	t     *testing.T
-	cmd   *exec.Cmd
-	out   *output
-	ended chan struct{}
+// tally counts by name. Any goroutine may use it.
+type tally struct {
+	mu     sync.Mutex // guards counts
+	counts map[string]int
 }
 
-func startChild(t *testing.T, args ...string) *child {
-	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
+func (t *tally) add(name string) int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.counts == nil {
+		t.counts = map[string]int{}
 	}
-	c := &child{t: t, cmd: exec.Command(self, args...), out: new(output), ended: make(chan struct{})}
-	c.cmd.Env = append(os.Environ(), "INFERRAIL_RUN=1")
-	c.cmd.Stdout, c.cmd.Stderr = c.out, c.out
-	c.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := c.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	go func() {
-		_ = c.cmd.Wait()
-		close(c.ended)
-	}()
-	return c
+	t.counts[name]++
+	return t.counts[name]
 }
 
-func (c *child) signal(s os.Signal) { _ = c.cmd.Process.Signal(s) }
+func (t *tally) get(name string) int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.counts[name]
+}
 
-// end ends the process, hung or not, and waits for it.
-func (c *child) end() {
-	c.signal(syscall.SIGKILL)
-	<-c.ended
+func (t *tally) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var b strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(t.counts)) {
+		fmt.Fprintf(&b, "%s %d, ", name, t.counts[name])
+	}
+	return strings.TrimSuffix(b.String(), ", ")
 }
 
 func newChaos(t *testing.T, tier string, seed uint64) *chaos {
-	c := &chaos{T: t, rng: rand.New(rand.NewPCG(seed, 1))}
-	var config bytes.Buffer
-	fmt.Fprintf(&config, "listen: 127.0.0.1:%s\nadmin_listen: 127.0.0.1:%s\ndatapath: {mode: %s, interfaces: [lo]}\nreplicas:\n",
-		freePort(t), freePort(t), tier)
-	for i := range 3 {
+	c := &chaos{T: t, seed: seed}
+	dir := t.TempDir()
+	certFile, keyFile := writeCertificate(t, dir)
+	ports := []string{freePort(t), freePort(t), freePort(t)}
+	c.listen, c.secure, c.admin = "127.0.0.1:"+ports[0], "127.0.0.1:"+ports[1], admin("http://127.0.0.1:"+ports[2])
+	for i := range 4 {
 		e := &chaosEngine{id: fmt.Sprint("e", i), port: freePort(t)}
 		c.engines = append(c.engines, e)
-		fmt.Fprintf(&config, "- {id: %s, url: \"http://127.0.0.1:%s\"}\n", e.id, e.port)
-		c.startEngine(e)
+		if err := c.startEngine(e); err != nil {
+			t.Fatal(err)
+		}
 	}
-	file := filepath.Join(t.TempDir(), "inferrail.yaml")
-	if err := os.WriteFile(file, config.Bytes(), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	lines := strings.Split(config.String(), "\n")
-	c.url = "http://" + strings.TrimPrefix(lines[0], "listen: ")
-	c.admin = "http://" + strings.TrimPrefix(lines[1], "admin_listen: ")
-	c.agent = startChild(t, "agent", "--config", file)
 	t.Cleanup(func() {
-		c.agent.end()
 		for _, e := range c.engines {
 			e.child.end()
 		}
+	})
+	c.file = filepath.Join(dir, "inferrail.yaml")
+	head := fmt.Sprintf(`listen: %s
+admin_listen: %s
+datapath: {mode: %s, interfaces: [lo]}
+models: [{name: m, aliases: [alias]}]
+health: {ejection_backoff: 500ms, slow_start: 2s}
+server:
+  tls: {listen: %q, cert_file: %s, key_file: %s}
+  api_keys:
+  - {name: free, sha256: %s}
+  - {name: counted, sha256: %s, input_tokens_per_minute: 1000000000, output_tokens_per_minute: 1000000000}
+`, c.listen, strings.TrimPrefix(string(c.admin), "http://"), tier, c.secure, certFile, keyFile, sha256Hex(freeKey), sha256Hex(countedKey))
+	if err := os.WriteFile(c.file+".head", []byte(head), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c.guests = true
+	c.writeConfig()
+	c.agent = startChild(t, thisTest(), c.agentArgs()...)
+	t.Cleanup(func() {
 		if t.Failed() {
 			text := c.agent.out.String()
 			t.Logf("the end of the agent's log:\n%s", text[max(0, len(text)-8000):])
 		}
+		if name := os.Getenv("INFERRAIL_CHAOS_LOG"); name != "" {
+			f, err := os.OpenFile(name, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer f.Close()
+			fmt.Fprintf(f, "%s\n%s", t.Name(), c.agent.out)
+		}
 	})
-	c.client = &http.Client{Timeout: 2 * time.Minute, Transport: &http.Transport{MaxIdleConnsPerHost: 1000}}
-	c.awaitUp(len(c.engines))
+	c.clients = newChaosClients(c)
+	t.Cleanup(c.running.Wait)
+	if !c.awaitUp(len(c.engines)) {
+		t.FailNow()
+	}
 	return c
 }
 
-func freePort(t *testing.T) string {
+func (c *chaos) agentArgs() []string {
+	args := []string{"agent", "--config", c.file}
+	if os.Getenv("INFERRAIL_CHAOS_LOG") != "" {
+		args = append(args, "--log-level", "debug")
+	}
+	return args
+}
+
+func sha256Hex(key string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(key))) }
+
+// writeCertificate makes one for this machine.
+func writeCertificate(t *testing.T, dir string) (certFile, keyFile string) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	key, err := ecdsa.GenerateKey(elliptic.P256(), cryptorand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	_, port, _ := net.SplitHostPort(l.Addr().String())
-	return port
-}
-
-func (c *chaos) startEngine(e *chaosEngine) {
-	e.child = startChild(c.T, "sim", "--port", e.port, "--served-model-name", "m",
-		"--prefill-a", "1", "--prefill-d", "2000", "--time-per-output-token", "2ms")
-}
-
-// awaitUp waits until n replicas take requests as the agent sees it.
-func (c *chaos) awaitUp(n int) {
-	c.Helper()
-	for began := time.Now(); ; time.Sleep(20 * time.Millisecond) {
-		up := 0
-		page, err := c.page("/metrics")
-		if err == nil {
-			up = int(sumMetric(c.T, page, "inferrail_replica_up"))
-		}
-		if up >= n {
-			return
-		}
-		if time.Since(began) > time.Minute {
-			fleet, _ := c.page("/debug/fleet")
-			c.Fatalf("%d of %d replicas are up: %v\n%s", up, n, err, fleet)
-		}
-	}
-}
-
-func (c *chaos) page(path string) (string, error) {
-	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
-	resp, err := client.Get(c.admin + path)
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour)}
+	der, err := x509.CreateCertificate(cryptorand.Reader, template, template, &key.PublicKey, key)
 	if err != nil {
-		return "", err
+		t.Fatal(err)
 	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	return string(body), err
-}
-
-// footprint is what the agent holds when it is idle.
-type footprint struct {
-	rss, goroutines, files int
-}
-
-func (c *chaos) footprint() footprint {
-	c.Helper()
-	page, err := c.page("/metrics")
+	private, err := x509.MarshalPKCS8PrivateKey(key)
 	if err != nil {
-		c.Fatal(err)
+		t.Fatal(err)
 	}
-	return footprint{
-		rss:        int(sumMetric(c.T, page, "process_resident_memory_bytes")),
-		goroutines: int(sumMetric(c.T, page, "go_goroutines")),
-		files:      int(sumMetric(c.T, page, "process_open_fds")),
+	certFile, keyFile = filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+	for name, block := range map[string]*pem.Block{certFile: {Type: "CERTIFICATE", Bytes: der}, keyFile: {Type: "PRIVATE KEY", Bytes: private}} {
+		if err := os.WriteFile(name, pem.EncodeToMemory(block), 0o600); err != nil {
+			t.Fatal(err)
+		}
 	}
+	return certFile, keyFile
+}
+
+// writeConfig writes the configuration with or without the guest, at once: the
+// agent may look at any time.
+func (c *chaos) writeConfig() {
+	text, err := os.ReadFile(c.file + ".head")
+	if err != nil {
+		c.Error(err)
+		return
+	}
+	config := bytes.NewBuffer(text)
+	config.WriteString("replicas:\n")
+	for i, e := range c.engines {
+		bounds := ""
+		if i < 2 {
+			// Enough for what one engine gets when it is the only one, but not
+			// for what piles up at one that hangs.
+			bounds = ", max_concurrency: 40, max_pending: 10000"
+		}
+		if i < len(c.engines)-1 || c.guests {
+			fmt.Fprintf(config, "- {id: %s, url: \"http://127.0.0.1:%s\"%s}\n", e.id, e.port, bounds)
+		}
+	}
+	if err := os.WriteFile(c.file+".new", config.Bytes(), 0o600); err != nil {
+		c.Error(err)
+	}
+	if err := os.Rename(c.file+".new", c.file); err != nil {
+		c.Error(err)
+	}
+}
+
+func (c *chaos) startEngine(e *chaosEngine) (err error) {
+	e.child, err = spawn(thisTest(), "sim", "--port", e.port, "--served-model-name", chaosSim.ServedModelName[0],
+		"--max-model-len", fmt.Sprint(chaosSim.MaxModelLen), "--num-gpu-blocks-override", fmt.Sprint(chaosSim.NumGPUBlocks),
+		"--prefill-a", fmt.Sprint(chaosSim.PrefillA), "--prefill-b", "0", "--prefill-d", fmt.Sprint(chaosSim.PrefillD),
+		"--time-per-output-token", chaosSim.TimePerOutputToken.String())
+	return err
+}
+
+// awaitUp waits until so many engines take requests as the agent sees it.
+func (c *chaos) awaitUp(n int) bool {
+	c.Helper()
+	if c.admin.awaitMetric(c.T, 2*time.Minute, func(v float64) bool { return int(v) >= n }, "inferrail_replica_up") {
+		return true
+	}
+	fleet, err := c.admin.page("/debug/fleet")
+	c.Errorf("not all of %d replicas come up: %v\n%s", n, err, fleet)
+	return false
 }
 
 const chaosRate = 300 // requests a second
 
+// longChaos is a run in which everything happens.
+const longChaos = 2 * time.Minute
+
 func (c *chaos) run(length time.Duration) {
-	idle := c.footprint()
+	idle := c.admin.footprint(c.T)
 	// What a warm agent holds is what it must not exceed later.
-	c.load(length / 5)
-	warm := c.footprint()
-	if c.failed.Load() > 0 || c.broken.Load() > 0 {
-		c.Fatalf("without trouble %d requests failed and %d broke", c.failed.Load(), c.broken.Load())
+	c.load(max(length/5, 5*time.Second))
+	warm := c.admin.footprint(c.T)
+	if c.tally.get("failed")+c.tally.get("broken") > 0 {
+		c.Fatalf("without harm %v", &c.tally)
 	}
 	ctx, stop := context.WithCancel(context.Background())
-	var trouble sync.WaitGroup
-	trouble.Go(func() { c.trouble(ctx) })
-	for begin, last := time.Now(), time.Now(); time.Since(begin) < length; {
+	var others sync.WaitGroup
+	others.Go(func() { c.harmEngines(ctx) })
+	others.Go(func() { c.reloads(ctx) })
+	if length >= longChaos {
+		others.Go(func() { c.takeOver(ctx, length/2) })
+	}
+	for begin, last := time.Now(), time.Now(); time.Since(begin) < length && c.tally.get("failed") < 100; {
 		c.load(min(length, 5*time.Second))
 		if time.Since(last) > 20*time.Second {
 			last = time.Now()
-			c.report()
+			c.Logf("after %v: %v; %+v", time.Since(begin).Round(time.Second), &c.tally, c.admin.footprint(c.T))
 		}
 	}
 	stop()
-	trouble.Wait()
+	others.Wait()
 	c.running.Wait()
-	c.report()
-	c.client.CloseIdleConnections()
+	c.Log(&c.tally)
+	for _, client := range c.clients {
+		client.CloseIdleConnections()
+	}
 
-	if c.answered.Load() < int64(length.Seconds()*chaosRate/2) || c.left.Load() == 0 {
-		c.Errorf("too little happened")
+	if sent, answered := c.tally.get("sent"), c.tally.get("answered"); sent < int(length.Seconds()*chaosRate/2) || answered < sent*3/4 {
+		c.Errorf("too little happened: %d sent, %d answered", sent, answered)
 	}
-	// The agent keeps idle engine connections for four seconds.
-	var now footprint
-	for began := time.Now(); ; time.Sleep(100 * time.Millisecond) {
-		now = c.footprint()
-		if now.goroutines <= idle.goroutines+3 && now.files <= idle.files+3 {
-			break
-		}
-		if time.Since(began) > 30*time.Second {
-			stacks, _ := c.page("/debug/pprof/goroutine?debug=1")
-			c.Errorf("left behind: %+v before, %+v after\n%s", idle, now, stacks[:min(len(stacks), 20000)])
-			break
-		}
+	c.eachHappened(length)
+	if !c.guests {
+		idle.goroutines-- // which watches the guest
 	}
+	now := c.admin.awaitIdle(c.T, idle)
 	c.Logf("footprint: idle %+v, warm %+v, afterwards %+v", idle, warm, now)
 	if now.rss > warm.rss+warm.rss/4+32<<20 {
 		c.Errorf("the agent holds %d MiB, and held %d when it was warm", now.rss>>20, warm.rss>>20)
 	}
-	page, err := c.page("/metrics")
+	for _, e := range c.engines {
+		if !admin("http://127.0.0.1:"+e.port).awaitMetric(c.T, 20*time.Second, func(v float64) bool { return v == 0 }, "vllm:num_requests_running") {
+			c.Errorf("%s generates for ever for somebody who has left", e.id)
+		}
+	}
+	page, err := c.admin.page("/metrics")
 	if err != nil {
 		c.Fatal(err)
 	}
-	for _, name := range []string{"inferrail_replica_requests_running", "inferrail_replica_requests_pending", "inferrail_requests_running", "inferrail_buffered_bytes"} {
-		if n := sumMetric(c.T, page, name); n != 0 {
-			c.Errorf("%s is %v for ever", name, n)
+	for line := range strings.Lines(page) {
+		if regexp.MustCompile(`^inferrail_(retries|requests|responses)_total`).MatchString(line) {
+			c.Log(strings.TrimSpace(line))
 		}
 	}
-	for _, line := range strings.Split(page, "\n") {
-		if strings.HasPrefix(line, "inferrail_retries_total") || strings.HasPrefix(line, "inferrail_requests_total") || strings.HasPrefix(line, "inferrail_responses_total") {
-			c.Log(line)
-		}
+	c.awaitEnd(c.agent)
+}
+
+// awaitEnd tells an agent to end and waits until it has, in order.
+func (c *chaos) awaitEnd(agent *child) {
+	agent.signal(syscall.SIGTERM)
+	select {
+	case <-agent.ended:
+	case <-time.After(90 * time.Second):
+		c.Errorf("the agent does not end:\n%s", agent.out)
+		agent.end()
+	}
+	if agent.err != nil {
+		c.Errorf("the agent: %v\n%s", agent.err, agent.out)
 	}
 }
 
-func (c *chaos) report() {
-	c.Logf("%d sent: %d answered, %d broke with their engine, %d clients left, %d waited over a second, %d failed",
-		c.sent.Load(), c.answered.Load(), c.broken.Load(), c.left.Load(), c.late.Load(), c.failed.Load())
+// eachHappened expects that a run of some length has seen every kind of client
+// and request, and a long one every kind of harm.
+func (c *chaos) eachHappened(length time.Duration) {
+	names := append([]string{"left", "added", "removed", "counted", "alias"}, bodyManners...)
+	for _, client := range c.clients {
+		names = append(names, client.name)
+	}
+	for _, kind := range chaosRequests {
+		names = append(names, kind.name)
+	}
+	if length >= longChaos {
+		names = append(names, "broken", "taken over")
+		for _, h := range harms {
+			names = append(names, h.name)
+		}
+	}
+	for _, name := range names {
+		if c.tally.get(name) == 0 {
+			c.Errorf("nothing was ever %q", name)
+		}
+	}
 }
 
 // load sends requests at the rate for a time. It does not wait for answers.
@@ -293,165 +396,63 @@ func (c *chaos) load(length time.Duration) {
 	tick := time.NewTicker(time.Second / chaosRate)
 	defer tick.Stop()
 	for until := time.Now().Add(length); time.Now().Before(until); <-tick.C {
-		n := c.sent.Add(1)
+		n := c.tally.add("sent")
 		c.running.Go(func() { c.request(n) })
 	}
 }
 
-// request sends one request: most are streams, and some clients leave.
-func (c *chaos) request(n int64) {
-	rng := rand.New(rand.NewPCG(uint64(n), 3))
-	tokens := 1 + rng.IntN(30)
-	stream, leave := rng.IntN(4) > 0, rng.IntN(20) == 0
-	body := fmt.Sprintf(`{"model":"m","max_tokens":%d,"stream":%v,"messages":[{"role":"user","content":"request %d"}]}`, tokens, stream, n)
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, "POST", c.url+"/v1/chat/completions", strings.NewReader(body))
+// reloads adds and removes the guest again and again.
+func (c *chaos) reloads(ctx context.Context) {
+	rng := rand.New(rand.NewPCG(c.seed, 4))
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(time.Second + time.Duration(rng.Int64N(int64(3*time.Second)))):
+		}
+		c.mu.Lock()
+		c.guests = !c.guests
+		c.writeConfig()
+		c.agent.signal(syscall.SIGHUP)
+		want, name := 0.0, "removed"
+		if c.guests {
+			want, name = 1, "added"
+		}
+		guest := c.engines[len(c.engines)-1]
+		if !c.admin.awaitMetric(c.T, time.Minute, func(v float64) bool { return v == want },
+			"inferrail_replica_up", `"`+guest.id+`"`) {
+			c.Errorf("a replica is never %s", name)
+		}
+		c.mu.Unlock()
+		c.tally.add(name)
+	}
+}
+
+// takeOver starts another agent after a time and ends the first.
+func (c *chaos) takeOver(ctx context.Context, after time.Duration) {
+	select {
+	case <-ctx.Done():
+		return
+	case <-time.After(after):
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	old := c.agent
+	next, err := spawn(thisTest(), c.agentArgs()...)
 	if err != nil {
 		c.Error(err)
 		return
 	}
-	// net/http would send it again by itself.
-	req.GetBody = nil
-	began := time.Now()
-	resp, err := c.client.Do(req)
-	if err != nil {
-		c.fail(n, began, "no answer: %v", err)
-		return
-	}
-	defer resp.Body.Close()
-	if time.Since(began) > time.Second {
-		c.late.Add(1)
-	}
-	if resp.StatusCode != 200 {
-		text, _ := io.ReadAll(resp.Body)
-		c.fail(n, began, "status %d: %s", resp.StatusCode, text)
-		return
-	}
-	switch {
-	case leave:
-		var b [64]byte
-		_, _ = resp.Body.Read(b[:])
-		cancel()
-		c.left.Add(1)
-	case stream:
-		c.stream(n, began, tokens, resp.Body)
-	default:
-		text, err := io.ReadAll(resp.Body)
-		if err != nil {
-			c.broken.Add(1)
-			return
-		}
-		var answer struct {
-			Usage struct {
-				Tokens int `json:"completion_tokens"`
-			}
-		}
-		if err := json.Unmarshal(text, &answer); err != nil || answer.Usage.Tokens != tokens {
-			c.fail(n, began, "%d tokens asked for, got %q", tokens, text)
-			return
-		}
-		c.answered.Add(1)
-	}
-}
-
-// stream reads an answer to its end, or to where it broke: then there is an
-// error, as an event or from the connection.
-func (c *chaos) stream(n int64, began time.Time, tokens int, body io.Reader) {
-	got, done, told := 0, false, false
-	r := bufio.NewReader(body)
-	for {
-		line, err := r.ReadString('\n')
-		switch {
-		case strings.HasPrefix(line, `data: {"error":`):
-			told = true
-		case strings.HasPrefix(line, "data: [DONE]"):
-			done = true
-		case strings.Contains(line, `"delta":{"content":`):
-			got++
-		}
-		if errors.Is(err, io.EOF) && done && got == tokens && !told {
-			c.answered.Add(1)
-			return
-		}
-		if errors.Is(err, io.EOF) {
-			c.fail(n, began, "a clean end after %d of %d tokens, done %v, told %v", got, tokens, done, told)
-			return
-		}
-		if err != nil {
-			c.broken.Add(1)
+	c.Cleanup(next.end)
+	for began := time.Now(); !strings.Contains(next.out.String(), "\nreplicas   "); time.Sleep(20 * time.Millisecond) {
+		if time.Since(began) > time.Minute {
+			c.Errorf("the second agent does not come up:\n%s", next.out)
 			return
 		}
 	}
-}
-
-func (c *chaos) fail(n int64, began time.Time, format string, args ...any) {
-	if c.failed.Add(1) <= 20 {
-		c.Errorf("request %d, after %v: %s", n, time.Since(began).Round(time.Millisecond), fmt.Sprintf(format, args...))
-	}
-}
-
-// trouble troubles one engine, or two, and lets all recover before the next.
-func (c *chaos) trouble(ctx context.Context) {
-	for ctx.Err() == nil {
-		first := c.rng.IntN(len(c.engines))
-		victims := []*chaosEngine{c.engines[first]}
-		if c.rng.IntN(3) == 0 {
-			victims = append(victims, c.engines[(first+1)%len(c.engines)])
-		}
-		var wg sync.WaitGroup
-		for _, e := range victims {
-			rng := rand.New(rand.NewPCG(c.rng.Uint64(), 2))
-			wg.Go(func() { c.harm(e, rng) })
-		}
-		wg.Wait()
-		c.awaitUp(len(c.engines))
-	}
-}
-
-// harm does one kind of harm to an engine and undoes it.
-func (c *chaos) harm(e *chaosEngine, rng *rand.Rand) {
-	span := func(least, most time.Duration) { time.Sleep(least + rand.N(most-least)) }
-	kind := rng.IntN(5)
-	switch kind {
-	case 0: // killed
-		e.child.end()
-		span(200*time.Millisecond, 3*time.Second)
-		c.startEngine(e)
-	case 1: // hung: its socket still accepts
-		e.child.signal(syscall.SIGSTOP)
-		span(time.Second, 6*time.Second)
-		e.child.signal(syscall.SIGCONT)
-	case 2: // flapping
-		for range 3 {
-			e.child.end()
-			span(20*time.Millisecond, 300*time.Millisecond)
-			c.startEngine(e)
-			span(50*time.Millisecond, time.Second)
-		}
-	case 3: // hung, then killed
-		e.child.signal(syscall.SIGSTOP)
-		span(time.Second, 4*time.Second)
-		e.child.end()
-		c.startEngine(e)
-	case 4: // slow
-		c.fault(e, `{"head_delay_us":400000}`)
-		span(time.Second, 4*time.Second)
-		c.fault(e, `{}`)
-	}
-}
-
-// fault sets what the engine does wrong.
-func (c *chaos) fault(e *chaosEngine, body string) {
-	client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
-	resp, err := client.Post("http://127.0.0.1:"+e.port+"/sim/faults", "application/json", strings.NewReader(body))
-	if err != nil {
-		c.Errorf("%s: %v", e.id, err)
-		return
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode >= 300 {
-		text, _ := io.ReadAll(resp.Body)
-		c.Errorf("%s: POST /sim/faults: %d %s", e.id, resp.StatusCode, text)
-	}
+	c.ending.Store(true)
+	defer c.ending.Store(false)
+	c.awaitEnd(old)
+	c.agent = next
+	c.tally.add("taken over")
 }

@@ -155,7 +155,7 @@ func TestDatapathIdle(t *testing.T) {
 }
 
 // TestDatapathTenMinutes: streams with a token every other second, for as long
-// as INFERRAIL_SOAK says, against keep-alive as it really is.
+// as INFERRAIL_SOAK says and ten minutes at most, against keep-alive as it really is.
 func TestDatapathTenMinutes(t *testing.T) {
 	soak := os.Getenv("INFERRAIL_SOAK")
 	if soak == "" {
@@ -165,6 +165,7 @@ func TestDatapathTenMinutes(t *testing.T) {
 	if err != nil {
 		t.Fatalf("INFERRAIL_SOAK: %v", err)
 	}
+	length = min(length, 10*time.Minute)
 	l := newLab(t, labOptions{})
 	s := l.sim(simulator.Config{ZeroLatency: true})
 	n := l.start("packet", []string{s.URL()})

@@ -1,0 +1,84 @@
+package agent
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// listing is an engine that lists so many models, each engine the same.
+func listing(t *testing.T, models *atomic.Int64) string {
+	t.Helper()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/v1/models" {
+			return
+		}
+		sep := `{"data":[`
+		for i := range models.Load() {
+			fmt.Fprintf(w, `%s{"id":"%06d"}`, sep, i)
+			sep = ","
+		}
+		fmt.Fprint(w, "]}")
+	}))
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+// TestTooManyModels: an engine that lists models without bounds is not believed,
+// and why is told; the others go on.
+func TestTooManyModels(t *testing.T) {
+	var n atomic.Int64
+	n.Store(200_000)
+	good := startEngine(t, 0, "m")
+	s := newStage(t, nil, ReplicaConfig{ID: "mad", URL: listing(t, &n)}, ReplicaConfig{ID: "good", URL: good.URL()})
+	s.expect("m=good")
+	eventually(t, func() bool { return strings.Contains(strings.Join(s.fleet.ailments(), "\n"), "lists 200000 models") },
+		func() string { return fmt.Sprintf("it is told %q", s.fleet.ailments()) })
+	n.Store(1)
+	s.expect("000000=mad m=good")
+}
+
+// TestManyModels: what the fleet does under its lock takes no longer than it may
+// with as many models as are taken.
+func TestManyModels(t *testing.T) {
+	var n atomic.Int64
+	n.Store(maxModels)
+	var replicas []ReplicaConfig
+	for i := range 4 {
+		replicas = append(replicas, ReplicaConfig{ID: fmt.Sprint("e", i), URL: listing(t, &n)})
+	}
+	c := DefaultConfig()
+	c.Health.Interval, c.Health.Timeout, c.Replicas = time.Hour, 10*time.Second, replicas
+	s := newStageOf(t, &c)
+	eventually(t, func() bool { up, _ := s.fleet.upCount(); return up == len(replicas) }, func() string { return "not all come up" })
+	began := time.Now()
+	for _, m := range s.fleet.members {
+		s.fleet.requestFailed(m, 3, nil)
+	}
+	// It takes about 50 ms each; with loops over models in loops over models,
+	// many seconds.
+	if d := time.Since(began); d > 4*time.Second {
+		t.Errorf("four replicas that fail are dealt with in %v", d)
+	}
+	f := s.fleet
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for i, m := range f.members {
+		if want := (standing)(ejected); i < 2 && m.vitals.standing != want {
+			t.Errorf("%s is %v, want %v", m.id, m.vitals.standing, want)
+		}
+		m.vitals.standing = ejected
+	}
+	began = time.Now()
+	f.publishLocked()
+	if d := time.Since(began); d > time.Second {
+		t.Errorf("a fleet of which all is ejected is published in %v", d)
+	}
+	if got := len(f.snapshot.Listed[maxModels-1].Replicas); got != len(replicas) {
+		t.Errorf("%d replicas are the last resort, want %d", got, len(replicas))
+	}
+}

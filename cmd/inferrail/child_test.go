@@ -1,0 +1,164 @@
+package main
+
+import (
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// child is a process of a test. It is ended by its id. Its methods may be called from any goroutine.
+type child struct {
+	cmd   *exec.Cmd
+	out   *output
+	ended chan struct{}
+	err   error // of Wait; set when ended is closed
+}
+
+// thisTest is the test binary, which TestMain lets be the program.
+var thisTest = sync.OnceValue(func() string {
+	self, err := os.Executable()
+	if err != nil {
+		panic(err)
+	}
+	return self
+})
+
+// startChild starts a process that ends when the test does, at the latest.
+func startChild(t *testing.T, program string, args ...string) *child {
+	t.Helper()
+	c, err := spawn(program, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.end)
+	return c
+}
+
+// spawn is startChild for goroutines that are not the test's own: they end the
+// process themselves.
+func spawn(program string, args ...string) (*child, error) {
+	c := &child{cmd: exec.Command(program, args...), out: new(output), ended: make(chan struct{})}
+	c.cmd.Env = append(os.Environ(), "INFERRAIL_RUN=1")
+	c.cmd.Stdout, c.cmd.Stderr = c.out, c.out
+	// Killed with the test, whatever ends that.
+	c.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := c.cmd.Start(); err != nil {
+		return nil, err
+	}
+	go func() {
+		c.err = c.cmd.Wait()
+		close(c.ended)
+	}()
+	return c, nil
+}
+
+func (c *child) signal(s os.Signal) { _ = c.cmd.Process.Signal(s) }
+
+// end ends the process, hung or not, and waits for it.
+func (c *child) end() {
+	c.signal(syscall.SIGKILL)
+	<-c.ended
+}
+
+func freePort(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	_, port, _ := net.SplitHostPort(l.Addr().String())
+	return port
+}
+
+// admin is the address of an agent's admin pages, such as http://127.0.0.1:9090.
+type admin string
+
+// page fetches one on a connection of its own.
+func (a admin) page(path string) (string, error) {
+	client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Get(string(a) + path)
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	return string(body), err
+}
+
+// metric is the sum of a metric's samples that have the labels; -1 when the
+// page cannot be had.
+func (a admin) metric(t *testing.T, name string, labels ...string) float64 {
+	t.Helper()
+	page, err := a.page("/metrics")
+	if err != nil {
+		return -1
+	}
+	return sumMetric(t, page, name, labels...)
+}
+
+// awaitMetric waits until a metric is at least, or with most at most, a value.
+func (a admin) awaitMetric(t *testing.T, patience time.Duration, ok func(v float64) bool, name string, labels ...string) bool {
+	t.Helper()
+	for began := time.Now(); time.Since(began) < patience; time.Sleep(20 * time.Millisecond) {
+		if v := a.metric(t, name, labels...); v >= 0 && ok(v) {
+			return true
+		}
+	}
+	return false
+}
+
+// footprint is what an agent holds.
+type footprint struct {
+	rss, goroutines, files int
+}
+
+func (a admin) footprint(t *testing.T) (f footprint) {
+	t.Helper()
+	page, err := a.page("/metrics")
+	if err != nil {
+		t.Errorf("footprint: %v", err)
+		return f
+	}
+	return footprint{
+		rss:        int(sumMetric(t, page, "process_resident_memory_bytes")),
+		goroutines: int(sumMetric(t, page, "go_goroutines")),
+		files:      int(sumMetric(t, page, "process_open_fds")),
+	}
+}
+
+// awaitIdle waits until the agent holds no more goroutines and files than it
+// did when it was idle before, and returns what it holds then.
+func (a admin) awaitIdle(t *testing.T, before footprint) (now footprint) {
+	t.Helper()
+	// Idle engine connections are kept for four seconds, and those between
+	// the agent and its HTTP/2 streams for thirty.
+	for began := time.Now(); ; time.Sleep(100 * time.Millisecond) {
+		now = a.footprint(t)
+		if now.goroutines <= before.goroutines+3 && now.files <= before.files+3 {
+			break
+		}
+		if time.Since(began) > 75*time.Second {
+			stacks, _ := a.page("/debug/pprof/goroutine?debug=1")
+			t.Errorf("left behind: %+v before, %+v after\n%s", before, now, stacks[:min(len(stacks), 20000)])
+			break
+		}
+	}
+	page, err := a.page("/metrics")
+	if err != nil {
+		t.Error(err)
+	}
+	for _, name := range []string{"inferrail_replica_requests_running", "inferrail_replica_requests_pending",
+		"inferrail_requests_running", "inferrail_buffered_bytes"} {
+		if n := sumMetric(t, page, name); n != 0 {
+			t.Errorf("%s is %v for ever", name, n)
+		}
+	}
+	return now
+}
