@@ -10,8 +10,8 @@
 //	parse       exchange.go  openai.go, or form.go, finds the model in one pass over the body
 //	choose      choice.go    policy.Policy picks a replica; the request takes a place at its gate (gate.go)
 //	connect     upstream.go  an idle connection that looks alive, or a new one (lookup.go: where)
-//	send        exchange.go  head and body in one write
-//	first byte  exchange.go  the response's head; head.go says what passes
+//	send        attempt.go   head and body in one write
+//	first byte  attempt.go   the response's head; head.go says what passes
 //	relay       relay.go     the body: copied by a shard's goroutine, or carried by the kernel
 //	finish      exchange.go  one deferred call: release, count
 //
