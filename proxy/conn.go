@@ -417,7 +417,7 @@ func (c *conn) expect(until time.Time) {
 	if c.alarm == nil {
 		c.alarm = time.AfterFunc(time.Until(until), c.wake)
 		c.alarmAt = until
-	} else if c.alarmAt.After(until) || time.Now().After(c.alarmAt) {
+	} else if c.alarmAt.After(until) || !time.Now().Before(c.alarmAt) {
 		c.alarm.Reset(time.Until(until))
 		c.alarmAt = until
 	}

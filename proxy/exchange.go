@@ -545,7 +545,8 @@ func (x *exchange) finish(f failure) {
 		case x.passed && unavailable(x.status): // ask has told it
 		case f >= engineTimeout && f <= engineFraming && failureTable[f].blame == byEngine && !f.retried():
 			r.failed(x.failedWith(f))
-		case f == none && x.passed:
+		case f == none && x.passed && x.status < http.StatusInternalServerError:
+			// A 500 may be the request's fault or the engine's: it says nothing.
 			r.succeeded()
 		}
 	}

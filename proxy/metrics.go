@@ -80,6 +80,17 @@ func newStats() *stats {
 	}
 }
 
+// forget drops the series of a model that is not served any more.
+func (s *stats) forget(model string) {
+	labels := prometheus.Labels{"model": model}
+	for _, v := range []*prometheus.CounterVec{s.requests, s.retries, s.tokens, s.unknown} {
+		v.DeletePartialMatch(labels)
+	}
+	for _, v := range []*prometheus.HistogramVec{s.firstByte, s.duration} {
+		v.DeletePartialMatch(labels)
+	}
+}
+
 // finished counts an exchange that is over.
 func (s *stats) finished(x *exchange, f failure, u usage, known bool) {
 	s.running.Add(-1)

@@ -58,7 +58,8 @@ func (x *exchange) answer(status int, kind string, body []byte) failure {
 	x.keepAlive = x.keepAlive && !x.c.s.draining.Load()
 	out := append(x.out[:0], "HTTP/1.1 "...)
 	out = strconv.AppendInt(out, int64(status), 10)
-	out = append(append(append(out, ' '), http.StatusText(status)...), "\r\nDate: "...)
+	out = append(append(append(out, ' '), http.StatusText(status)...), "\r\nServer: "...)
+	out = append(append(out, product...), "\r\nDate: "...)
 	out = time.Now().UTC().AppendFormat(out, http.TimeFormat)
 	if len(body) > 0 {
 		out = append(append(out, "\r\nContent-Type: "...), kind...)

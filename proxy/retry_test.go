@@ -389,3 +389,37 @@ func TestEvacuationToOneThatFailed(t *testing.T) {
 		t.Errorf("got %d %q", resp.StatusCode, body)
 	}
 }
+
+// TestStatus500SaysNothing: it is passed on, and neither accuses the engine nor
+// acquits it of earlier failures.
+func TestStatus500SaysNothing(t *testing.T) {
+	e := newRawEngine(t, answering(status(500, "no")))
+	r := newRig(t, Limits{}, nil, e.url())
+	r.replicas[0].failures.Store(2)
+	c := r.dial()
+	c.send(post(hello))
+	if resp, body := c.answer(); resp.StatusCode != 500 || body != "no" {
+		t.Errorf("got %d %q", resp.StatusCode, body)
+	}
+	eventually(t, time.Second, "it is over", func() bool { return r.replicas[0].InFlight() == 0 })
+	if n := r.replicas[0].Failures(); n != 2 {
+		t.Errorf("%d failures in a row", n)
+	}
+}
+
+// TestDepartedModelsAreForgotten: adapters that come and go leave no series.
+func TestDepartedModelsAreForgotten(t *testing.T) {
+	e := newRawEngine(t, answering(fixed("ok")))
+	r := newRig(t, Limits{}, nil, e.url())
+	c := r.dial()
+	c.send(post(hello))
+	c.answer()
+	series := func() float64 {
+		return counted(r.s.stats.requests, func(name, value string) bool { return name == "model" && value == "m" })
+	}
+	eventually(t, time.Second, "it is counted", func() bool { return series() == 1 })
+	r.s.SetFleet(&Fleet{})
+	if series() != 0 {
+		t.Error("the model that has left is still counted")
+	}
+}

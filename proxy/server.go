@@ -176,8 +176,14 @@ func New(limits Limits, joiner Joiner, log *slog.Logger) *Server {
 // that have begun keep what they chose, but those in line at a replica choose
 // anew when it is gone or there is a free place elsewhere.
 func (s *Server) SetFleet(f *Fleet) {
-	s.fleet.Store(f)
+	old := s.fleet.Swap(f)
 	s.lines.callAll()
+	for _, m := range old.Listed {
+		// Adapters come and go; what was counted of those that went goes too.
+		if f.Models[m.Name] == nil {
+			s.stats.forget(m.Name)
+		}
+	}
 }
 
 // SetLimits changes the limits. Requests that have begun may keep the old ones.
