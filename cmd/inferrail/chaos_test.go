@@ -325,7 +325,7 @@ func (c *chaos) run(length time.Duration) {
 		client.CloseIdleConnections()
 	}
 
-	if sent, answered := c.tally.get("sent"), c.tally.get("answered"); sent < int(length.Seconds()*chaosRate/2) || answered < sent*3/4 {
+	if sent, answered := c.tally.get("sent"), c.tally.get("answered"); sent < int(length.Seconds()*chaosRate/4) || answered < sent*3/4 {
 		c.Errorf("too little happened: %d sent, %d answered", sent, answered)
 	}
 	c.eachHappened(length)
