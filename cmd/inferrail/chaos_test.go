@@ -293,7 +293,7 @@ func (c *chaos) awaitUp(n int) bool {
 const chaosRate = 300 // requests a second
 
 // longChaos is a run in which everything happens.
-const longChaos = 2 * time.Minute
+const longChaos = 3 * time.Minute
 
 func (c *chaos) run(length time.Duration) {
 	idle := c.admin.footprint(c.T)
