@@ -169,11 +169,13 @@ func (p *Splice) Stats() Stats {
 // stalled reports for how long a client has held the response up.
 func (m *splice) stalled() time.Duration {
 	w := atomic.LoadUint64(&m.word)
-	if s := wordState(w); s != stateActive && s != stateDone {
+	state := wordState(w)
+	if state != stateActive && state != stateDone && state != statePaused {
 		return 0
 	}
 	owed := wordNext(w)-m.eStart != atomic.LoadUint32(&m.una)-m.cStart
-	if !owed && atomic.LoadUint32(&m.window) != 0 {
+	// After a pause the window is for what userspace sends.
+	if !owed && (state == statePaused || atomic.LoadUint32(&m.window) != 0) {
 		return 0
 	}
 	var now unix.Timespec

@@ -157,9 +157,13 @@ func (r *relay) between() bool {
 func (r *relay) stalled(limit time.Duration) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.splice != nil && r.armed && r.state == relaying {
+	if r.splice != nil && r.state == relaying {
+		// What the kernel has carried is owed after a pause too, and the
+		// engine sends nothing new before it is acknowledged.
 		k, _ := r.splice.Carried(r.kernelTail[:0])
-		return k.Stalled >= limit
+		if k.Stalled >= limit || r.armed {
+			return k.Stalled >= limit
+		}
 	}
 	return (len(r.rest) > 0 || r.state == settling) && time.Since(r.since) >= limit
 }

@@ -382,6 +382,42 @@ func TestCountsAreLive(t *testing.T) {
 	}
 }
 
+// TestStalledAfterAPause: a client that acknowledges nothing of what the kernel
+// has carried is cut, though userspace holds the rest of its answer and has
+// nothing to send.
+func TestStalledAfterAPause(t *testing.T) {
+	e := newRawEngine(t, func(c *engineSide) {
+		if c.request() != nil {
+			io.WriteString(c, chunkedHead+chunk("data: 1\n\n"))
+			c.waitClosed()
+		}
+	})
+	r := newRig(t, Limits{StallTimeout: 50 * time.Millisecond}, pausedKernel{}, e.url())
+	c := r.dial()
+	c.send(post(hello))
+	eventually(t, 10*time.Second, "the client is cut", func() bool { return r.outcome("client_stalled") == 1 })
+}
+
+// pausedKernel is a Joiner whose splices are paused: they owe the client what
+// they have carried, and carry nothing more.
+type pausedKernel struct{}
+
+func (pausedKernel) Enter(int, int) (uint32, string)                    { return 1, "" }
+func (pausedKernel) Leave(uint32)                                       {}
+func (pausedKernel) Segment(bool) int                                   { return 0 }
+func (pausedKernel) Join(uint32, uint32, func()) (s Splice, why string) { return pausedSplice{}, "" }
+
+type pausedSplice struct{}
+
+func (pausedSplice) Arm(Frames) bool      { return false }
+func (pausedSplice) Take() (Frames, Hold) { panic("it is not armed") }
+func (pausedSplice) Stop()                {}
+func (pausedSplice) Settled() bool        { return false }
+func (pausedSplice) Part()                {}
+func (pausedSplice) Carried(tail []byte) (Carried, []byte) {
+	return Carried{Bytes: 100, Stalled: time.Hour}, tail
+}
+
 // fakeKernel is a Joiner whose kernel is a goroutine: it reads an armed
 // engine's socket and writes to the client's, as the programs would, and checks
 // that the relay keeps the order the contract asks for.

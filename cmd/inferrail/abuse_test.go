@@ -24,6 +24,8 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 	"golang.org/x/sys/unix"
+
+	"github.com/inferrail/inferrail/bpf"
 )
 
 // TestAbuse is one agent that hostile clients and hostile engines do their
@@ -42,21 +44,34 @@ func TestAbuse(t *testing.T) {
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &lim); err != nil {
 		t.Fatal(err)
 	}
-	a := newAbuse(t)
-	a.run("idle connections", func(t *testing.T) { a.idle(t, min(10_000, int(lim.Max)/2-500)) })
-	a.run("heads byte by byte", func(t *testing.T) { a.loris(t, 2000, "GET / HTTP/1.1\r\nHost: x\r\nA: ") })
-	a.run("bodies byte by byte", func(t *testing.T) {
-		a.loris(t, 2000, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer "+freeKey+"\r\nContent-Length: 900000\r\n\r\n{")
+	t.Run("copy", func(t *testing.T) {
+		a := newAbuse(t, "copy")
+		a.answers(int(lim.Max))
+		a.run("heads byte by byte", func(t *testing.T) { a.loris(t, 2000, "GET / HTTP/1.1\r\nHost: x\r\nA: ") })
+		a.run("bodies byte by byte", func(t *testing.T) {
+			a.loris(t, 2000, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer "+freeKey+"\r\nContent-Length: 900000\r\n\r\n{")
+		})
+		a.run("handshakes that stop", a.handshakes)
+		a.run("guessed keys", a.guesses)
+		a.run("HTTP/2 streams without a window", a.windowless)
+		a.run("HTTP/2 streams that are reset", a.rapidReset)
+		a.run("HTTP/2 heads without an end", a.continuations)
+		a.run("HTTP/2 settings and pings", a.pings)
 	})
-	a.run("handshakes that stop", a.handshakes)
+	t.Run("packet", func(t *testing.T) {
+		if err := bpf.Probe(); err != nil && os.Getenv("INFERRAIL_NEED_BPF") != "1" {
+			t.Skip(err)
+		}
+		newAbuse(t, "packet").answers(int(lim.Max))
+	})
+}
+
+// answers is the abuse in which the datapath has a part.
+func (a *abuse) answers(files int) {
+	a.run("idle connections", func(t *testing.T) { a.idle(t, min(10_000, files/2-500)) })
 	a.run("clients that do not read", a.deaf)
 	a.run("clients that leave a large answer", a.leavers)
 	a.run("pipelines without an end", a.pipelines)
-	a.run("HTTP/2 streams without a window", a.windowless)
-	a.run("guessed keys", a.guesses)
-	a.run("HTTP/2 streams that are reset", a.rapidReset)
-	a.run("HTTP/2 heads without an end", a.continuations)
-	a.run("HTTP/2 settings and pings", a.pings)
 	a.run("endless answers", a.endless)
 	a.run("more requests than may wait", a.crowd)
 }
@@ -78,7 +93,7 @@ const (
 	abuseStall = 3 * time.Second
 )
 
-func newAbuse(t *testing.T) *abuse {
+func newAbuse(t *testing.T, tier string) *abuse {
 	dir := t.TempDir()
 	a := &abuse{T: t, listen: "127.0.0.1:" + freePort(t), secure: "127.0.0.1:" + freePort(t), admin: admin("http://127.0.0.1:" + freePort(t)),
 		narrow: &narrowEngine{}, hostile: &hostileEngine{}}
@@ -89,7 +104,7 @@ func newAbuse(t *testing.T) *abuse {
 	file := filepath.Join(dir, "inferrail.yaml")
 	config := fmt.Sprintf(`listen: %s
 admin_listen: %s
-datapath: {mode: copy}
+datapath: {mode: %s, interfaces: [lo]}
 health: {ejection_failures: 1000000}
 replicas:
 - {id: good, url: "http://127.0.0.1:%s"}
@@ -103,7 +118,7 @@ server:
   max_connections: 20000
   tls: {listen: %q, cert_file: %s, key_file: %s}
   api_keys: [{name: free, sha256: %s}]
-`, a.listen, strings.TrimPrefix(string(a.admin), "http://"), simPort, serveTCP(t, a.narrow.serve), narrowWidth, narrowLine,
+`, a.listen, strings.TrimPrefix(string(a.admin), "http://"), tier, simPort, serveTCP(t, a.narrow.serve), narrowWidth, narrowLine,
 		serveTCP(t, a.hostile.serve), serveTCP(t, a.hostile.serve), abuseRead, abuseRead, abuseStall, a.secure, certFile, keyFile, sha256Hex(freeKey))
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		t.Fatal(err)

@@ -293,7 +293,7 @@ func (c *chaos) awaitUp(n int) bool {
 const chaosRate = 300 // requests a second
 
 // longChaos is a run in which everything happens.
-const longChaos = 2 * time.Minute
+const longChaos = 3 * time.Minute
 
 func (c *chaos) run(length time.Duration) {
 	idle := c.admin.footprint(c.T)
@@ -325,7 +325,7 @@ func (c *chaos) run(length time.Duration) {
 		client.CloseIdleConnections()
 	}
 
-	if sent, answered := c.tally.get("sent"), c.tally.get("answered"); sent < int(length.Seconds()*chaosRate/2) || answered < sent*3/4 {
+	if sent, answered := c.tally.get("sent"), c.tally.get("answered"); sent < int(length.Seconds()*chaosRate/4) || answered < sent*3/4 {
 		c.Errorf("too little happened: %d sent, %d answered", sent, answered)
 	}
 	c.eachHappened(length)
@@ -334,7 +334,12 @@ func (c *chaos) run(length time.Duration) {
 	}
 	now := c.admin.awaitIdle(c.T, idle)
 	c.Logf("footprint: idle %+v, warm %+v, afterwards %+v", idle, warm, now)
-	if now.rss > warm.rss+warm.rss/4+32<<20 {
+	// After a few seconds the race detector's memory still grows.
+	slack := 256 << 20
+	if length >= longChaos {
+		slack = warm.rss/4 + 32<<20
+	}
+	if now.rss > warm.rss+slack {
 		c.Errorf("the agent holds %d MiB, and held %d when it was warm", now.rss>>20, warm.rss>>20)
 	}
 	for _, e := range c.engines {

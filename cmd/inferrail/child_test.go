@@ -103,7 +103,8 @@ func (a admin) metric(t *testing.T, name string, labels ...string) float64 {
 	return sumMetric(t, page, name, labels...)
 }
 
-// awaitMetric waits until a metric is at least, or with most at most, a value.
+// awaitMetric waits until a metric is as it should be, and reports false when
+// it is not in time.
 func (a admin) awaitMetric(t *testing.T, patience time.Duration, ok func(v float64) bool, name string, labels ...string) bool {
 	t.Helper()
 	for began := time.Now(); time.Since(began) < patience; time.Sleep(20 * time.Millisecond) {
@@ -150,14 +151,10 @@ func (a admin) awaitIdle(t *testing.T, before footprint) (now footprint) {
 			break
 		}
 	}
-	page, err := a.page("/metrics")
-	if err != nil {
-		t.Error(err)
-	}
 	for _, name := range []string{"inferrail_replica_requests_running", "inferrail_replica_requests_pending",
 		"inferrail_requests_running", "inferrail_buffered_bytes"} {
-		if n := sumMetric(t, page, name); n != 0 {
-			t.Errorf("%s is %v for ever", name, n)
+		if !a.awaitMetric(t, 20*time.Second, func(v float64) bool { return v == 0 }, name) {
+			t.Errorf("%s is %v for ever", name, a.metric(t, name))
 		}
 	}
 	return now
