@@ -312,8 +312,8 @@ func (x *exchange) findModel(fleet *Fleet) failure {
 		}
 	}
 	// vLLM takes a request that names no model for the one it serves.
-	if x.model == nil && len(fleet.Listed) == 1 {
-		x.model = fleet.Listed[0]
+	if x.model == nil {
+		x.model = fleet.unnamed()
 	}
 	switch {
 	case x.model == nil:
