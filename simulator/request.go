@@ -328,7 +328,8 @@ func checkModel(cfg *Config, model *string) error {
 	if model == nil || *model == "" || slices.Contains(cfg.ServedModelName, *model) {
 		return nil
 	}
-	return &apiError{http.StatusNotFound, "NotFoundError", "model", fmt.Sprintf("The model `%s` does not exist.", *model)}
+	return &apiError{http.StatusNotFound, "NotFoundError", "model", fmt.Sprintf("The model `%s` does not exist. Valid aliases: %s.",
+		*model, strings.Join(cfg.ServedModelName, ", "))}
 }
 
 // renderChat renders tools and messages with a template of the simulator's
