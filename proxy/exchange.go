@@ -66,18 +66,21 @@ type exchange struct {
 	asked      policy.Request
 
 	// The response.
-	until    time.Time // when its first byte must be there
-	up       *engineConn
-	unsent   bool   // the engine answered before it had the whole request
-	in       []byte // what the engine has sent up to the end of its head; pooled
-	response responseHead
-	out      []byte // heads are composed here; pooled
-	extra    []byte // field lines of the agent's own
-	answered bool   // a response head is on its way to the client
-	passed   bool   // and it is an engine's
-	status   int
-	ttfb     time.Duration
-	relay    relay
+	until  time.Time // when its first byte must be there
+	up     *engineConn
+	unsent bool // the engine answered before it had the whole request
+	// unavailable: the response says that the engine, not the request, is why
+	// there is no answer.
+	unavailable bool
+	in          []byte // what the engine has sent up to the end of its head; pooled
+	response    responseHead
+	out         []byte // heads are composed here; pooled
+	extra       []byte // field lines of the agent's own
+	answered    bool   // a response head is on its way to the client
+	passed      bool   // and it is an engine's
+	status      int
+	ttfb        time.Duration
+	relay       relay
 	// pooled are where body, in and out came from.
 	pooled  struct{ body, in, out *[]byte }
 	packet  bool   // the kernel carried at least one byte
@@ -389,8 +392,11 @@ func (x *exchange) ask() failure {
 			return f
 		}
 		f := x.attempt()
+		if x.unavailable = false; f == none {
+			x.unavailable, f = x.saysUnavailable()
+		}
 		x.replica.gate.answered(x.c)
-		again := f.retried() || f == none && unavailable(x.response.status)
+		again := f.retried() || x.unavailable
 		if again {
 			x.replica.failed(x.failedWith(f))
 		}
@@ -417,9 +423,37 @@ func (x *exchange) ask() failure {
 	}
 }
 
-// unavailable reports that a response says that the engine, not the request, is
-// why there is no answer.
-func unavailable(status int) bool { return status >= 502 && status <= 504 }
+// saysUnavailable reports that the response says that the engine, not the
+// request, is why there is no answer: by its status, or by being what vLLM's
+// server says while its engine process is dead or ends. Any other 500 may be
+// the request's own doing. All of a body that is looked at is then in x.in.
+func (x *exchange) saysUnavailable() (bool, failure) {
+	const maxVerdict = 4 << 10
+	h := &x.response
+	if h.status != http.StatusInternalServerError || h.body != bodyFixed || h.length > maxVerdict {
+		return h.status >= 502 && h.status <= 504, none
+	}
+	body := bytes.Index(x.in, crlfcrlf) + 4
+	for len(x.in) < body+int(h.length) {
+		if f := x.readMore(); f != none {
+			return false, f
+		}
+	}
+	for _, text := range engineGone {
+		if bytes.Contains(x.in[body:], text) {
+			return true, none
+		}
+	}
+	return false, none
+}
+
+// engineGone is what vLLM's server answers with status 500 when its engine
+// process has died, and while it ends: first it has no thread left to read a
+// prompt, then no engine.
+var engineGone = [][]byte{
+	[]byte(`"message":"EngineCore encountered an issue`),
+	[]byte(`"message":"cannot schedule new futures after shutdown"`),
+}
 
 // failedWith is what those who watch the replica are told of a failed attempt.
 func (x *exchange) failedWith(f failure) error {
@@ -563,27 +597,34 @@ func (x *exchange) readResponseHead() failure {
 			x.cause = errors.New("the head is too large")
 			return engineHead
 		}
-		if len(x.in) == cap(x.in) {
-			x.in = append(x.in, make([]byte, len(x.in))...)[:len(x.in)]
-		}
-		n, errno, f := x.recvHead(x.in[len(x.in):cap(x.in)])
-		switch {
-		case f != none:
+		if f := x.readMore(); f != none {
 			return f
-		case errno == unix.EAGAIN:
-			return engineDied // it has closed while the request was sent
-		case errno != 0:
-			x.cause = errno
-			return engineDied
-		case n == 0:
-			if x.cause == nil {
-				x.cause = errors.New("the connection was closed")
-			}
-			return engineDied
-		default:
-			x.in = x.in[:len(x.in)+n]
 		}
 	}
+}
+
+// readMore appends to x.in what the engine sends next.
+func (x *exchange) readMore() failure {
+	if len(x.in) == cap(x.in) {
+		x.in = append(x.in, make([]byte, len(x.in))...)[:len(x.in)]
+	}
+	n, errno, f := x.recvHead(x.in[len(x.in):cap(x.in)])
+	switch {
+	case f != none:
+		return f
+	case errno == unix.EAGAIN:
+		return engineDied // it has closed while the request was sent
+	case errno != 0:
+		x.cause = errno
+		return engineDied
+	case n == 0:
+		if x.cause == nil {
+			x.cause = errors.New("the connection was closed")
+		}
+		return engineDied
+	}
+	x.in = x.in[:len(x.in)+n]
+	return none
 }
 
 // recvHead reads from the engine's socket, and waits for bytes. After a failed
@@ -749,9 +790,18 @@ func (x *exchange) refuse(f failure) {
 	if x.id == nil {
 		x.takeID()
 	}
-	body := appendError(nil, f, x.message, x.param)
+	body := []byte(nil)
+	if x.isMessages() {
+		body = appendMessagesError(body, f, x.message)
+	} else {
+		body = appendError(body, f, x.message, x.param)
+	}
 	x.answer(row.status, "application/json", body)
 }
+
+// isMessages reports that the client speaks Anthropic's Messages API. Its
+// libraries heed an error in a stream only as an event of that name.
+func (x *exchange) isMessages() bool { return bytes.HasPrefix(x.path, []byte("/v1/messages")) }
 
 // tellBroken ends a stream of events that has broken with an error event, as
 // vLLM does, when it is a whole number of events so far: a client library shows
@@ -761,7 +811,12 @@ func (x *exchange) tellBroken(f failure) bool {
 	if !x.response.events || !x.relay.between() {
 		return false
 	}
-	event := appendError([]byte("data: "), f, x.message, "")
+	var event []byte
+	if x.isMessages() {
+		event = appendMessagesError([]byte("event: error\ndata: "), f, x.message)
+	} else {
+		event = appendError([]byte("data: "), f, x.message, "")
+	}
 	event = append(event, "\n\n"...)
 	chunk := fmt.Appendf(nil, "%x\r\n%s\r\n", len(event), event)
 	n, errno := send(x.c.fd, chunk, unix.MSG_EOR)
@@ -838,7 +893,7 @@ func (x *exchange) finish(f failure) {
 		switch {
 		case f >= engineTimeout && f <= engineFraming && failureTable[f].blame == byEngine && !f.retried():
 			r.failed(x.failedWith(f))
-		case f == none && x.passed && !unavailable(x.status):
+		case f == none && x.passed && !x.unavailable:
 			r.succeeded()
 		}
 	}
