@@ -276,7 +276,7 @@ func (s *Server) info(w http.ResponseWriter, r *http.Request) {
 			config.Model, config.MaxLen, config.MaxSeqs, config.BlockSize, config.Blocks)
 	case "json":
 	default:
-		writeError(w, invalid("config_format", "config_format must be text or json"))
+		writeError(w, &apiError{http.StatusBadRequest, "Bad Request", "query.config_format", "1 validation error: config_format must be text or json"})
 		return
 	}
 	writeJSON(w, http.StatusOK, appendJSON(nil, struct {
