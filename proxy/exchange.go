@@ -72,11 +72,14 @@ type exchange struct {
 	response responseHead
 	out      []byte // heads are composed here; pooled
 	extra    []byte // field lines of the agent's own
-	answered bool   // a response head is on its way to the client
-	passed   bool   // and it is an engine's
-	status   int
-	ttfb     time.Duration
-	relay    relay
+	// unavailable: the response says that the engine, not the request, is why
+	// there is no answer.
+	unavailable bool
+	answered    bool // a response head is on its way to the client
+	passed      bool // and it is an engine's
+	status      int
+	ttfb        time.Duration
+	relay       relay
 	// pooled are where body, in and out came from.
 	pooled  struct{ body, in, out *[]byte }
 	packet  bool   // the kernel carried at least one byte
@@ -340,8 +343,8 @@ func (x *exchange) findModel(fleet *Fleet) failure {
 		}
 	}
 	// vLLM takes a request that names no model for the one it serves.
-	if x.model == nil && len(fleet.Listed) == 1 {
-		x.model = fleet.Listed[0]
+	if x.model == nil {
+		x.model = fleet.unnamed()
 	}
 	switch {
 	case x.model == nil:
@@ -542,7 +545,7 @@ func (x *exchange) finish(f failure) {
 	}
 	if r := x.replica; r != nil {
 		switch {
-		case x.passed && unavailable(x.status): // ask has told it
+		case x.passed && x.unavailable: // ask has told it
 		case f >= engineTimeout && f <= engineFraming && failureTable[f].blame == byEngine && !f.retried():
 			r.failed(x.failedWith(f))
 		case f == none && x.passed && x.status < http.StatusInternalServerError:

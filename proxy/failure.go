@@ -153,3 +153,14 @@ func appendError(dst []byte, f failure, message, param string) []byte {
 	dst = strconv.AppendInt(dst, int64(cmp.Or(row.status, 502)), 10)
 	return append(dst, "}}"...)
 }
+
+// appendMessagesError appends the error body in the shape of Anthropic's
+// Messages API, as vLLM does on its paths.
+func appendMessagesError(dst []byte, f failure, message string) []byte {
+	row := &failureTable[f]
+	dst = append(dst, `{"type":"error","error":{"type":`...)
+	dst = appendJSONString(dst, row.kind)
+	dst = append(dst, `,"message":`...)
+	dst = appendJSONString(dst, cmp.Or(message, row.text))
+	return append(dst, "}}"...)
+}

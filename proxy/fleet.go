@@ -16,6 +16,28 @@ type Fleet struct {
 	Listed []*Model
 }
 
+// unnamed is the model of a request that names none: the only one served, or
+// nil. Names with the same root are names of one model, and adapters are asked
+// for by name; of several names the one that most replicas have is meant.
+func (f *Fleet) unnamed() *Model {
+	if len(f.Listed) == 1 {
+		return f.Listed[0]
+	}
+	var only *Model
+	for _, m := range f.Listed {
+		switch {
+		case m.Parent != "":
+		case only == nil:
+			only = m
+		case m.Root == "" || m.Root != only.Root:
+			return nil
+		case len(m.Replicas) > len(only.Replicas):
+			only = m
+		}
+	}
+	return only
+}
+
 // Model is one served model. Immutable once published.
 type Model struct {
 	// Name is what engines know it by. A request that used an alias has its

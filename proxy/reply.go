@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"bytes"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -33,9 +34,18 @@ func (x *exchange) refuse(f failure) {
 	if x.id == nil {
 		x.takeID()
 	}
-	body := appendError(nil, f, x.message, x.param)
+	var body []byte
+	if x.isMessages() {
+		body = appendMessagesError(nil, f, x.message)
+	} else {
+		body = appendError(nil, f, x.message, x.param)
+	}
 	x.answer(row.status, "application/json", body)
 }
+
+// isMessages reports that the client speaks Anthropic's Messages API. Its
+// libraries heed an error in a stream only as an event of that name.
+func (x *exchange) isMessages() bool { return bytes.HasPrefix(x.path, []byte("/v1/messages")) }
 
 // tellBroken ends a stream of events that has broken with an error event, as
 // vLLM does, when it is a whole number of events so far: a client library shows
@@ -45,7 +55,12 @@ func (x *exchange) tellBroken(f failure) bool {
 	if !x.response.events || !x.relay.between() {
 		return false
 	}
-	event := appendError([]byte("data: "), f, x.message, "")
+	var event []byte
+	if x.isMessages() {
+		event = appendMessagesError([]byte("event: error\ndata: "), f, x.message)
+	} else {
+		event = appendError([]byte("data: "), f, x.message, "")
+	}
 	event = append(event, "\n\n"...)
 	chunk := fmt.Appendf(nil, "%x\r\n%s\r\n", len(event), event)
 	n, errno := send(x.c.fd, chunk, unix.MSG_EOR)

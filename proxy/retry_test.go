@@ -94,6 +94,23 @@ func TestRetry(t *testing.T) {
 	f("502", answering(status(502, "{}")))
 	f("503", answering(status(503, "{}")))
 	f("504", answering(status(504, "{}")))
+	// What vLLM's server answers once its engine process has gone.
+	const dead = `{"error":{"message":"EngineCore encountered an issue. See stack trace (above) for the root cause.","type":"InternalServerError","param":null,"code":500}}`
+	f("500 of a dead engine", answering(status(500, dead)))
+	f("500 of an engine that ends", answering(status(500, `{"error":{"message":"cannot schedule new futures after shutdown","type":"InternalServerError","param":null,"code":500}}`)))
+	f("500 of a dead engine, the body later", func(c *engineSide) {
+		for c.request() != nil {
+			head, body, _ := strings.Cut(status(500, dead), "\r\n\r\n")
+			for _, piece := range []string{head + "\r\n\r\n", body[:40], body[40:]} {
+				io.WriteString(c, piece)
+				time.Sleep(5 * time.Millisecond)
+			}
+		}
+	})
+	f("500 that breaks off", func(c *engineSide) {
+		c.request()
+		io.WriteString(c, "HTTP/1.1 500 x\r\nContent-Length: 100\r\n\r\nno")
+	})
 	f("503 without an end", func(c *engineSide) {
 		c.request()
 		io.WriteString(c, "HTTP/1.1 503 x\r\n\r\nno")
@@ -104,22 +121,26 @@ func TestRetry(t *testing.T) {
 // TestNoRetry: what says something about the request is passed on as it is,
 // and counts for the engine.
 func TestNoRetry(t *testing.T) {
-	f := func(code int) {
-		bad := newRawEngine(t, answering(status(code, "no")))
+	f := func(code int, text string) {
+		bad := newRawEngine(t, answering(status(code, text)))
 		good := newRawEngine(t, answering(fixed("ok")))
 		r := newRig(t, Limits{}, nil, bad.url(), good.url()).ordered()
 		c := r.dial()
 		c.send(post(hello))
-		if resp, body := c.answer(); resp.StatusCode != code || body != "no" {
-			t.Errorf("%d: got %d %q", code, resp.StatusCode, body)
+		if resp, body := c.answer(); resp.StatusCode != code || body != text {
+			t.Errorf("%d: got %d %.80q", code, resp.StatusCode, body)
 		}
 		if good.accepted() != 0 || r.replicas[0].Failures() != 0 {
 			t.Errorf("%d: was taken for the engine's failure", code)
 		}
 	}
 	for _, code := range []int{200, 400, 404, 422, 429, 500, 501} {
-		f(code)
+		f(code, "no")
 	}
+	f(500, "")
+	f(500, strings.Repeat("no", 1<<16))
+	f(500, `{"error":{"message":"What does 'EngineCore encountered an issue' mean?"}}`)
+	f(400, `{"error":{"message":"EngineCore encountered an issue."}}`)
 }
 
 // TestAttemptsEnd: attempts are bounded, a lone replica is tried again after

@@ -30,7 +30,8 @@ func routeOf(path []byte) (r route, allow string) {
 	case "/v1/responses", "/v1/messages", "/v1/chat/completions/batch",
 		"/inference/v1/generate", "/invocations", "/generate", "/generate_stream":
 		return routeAnswer, "POST"
-	case "/v1/messages/count_tokens", "/v1/chat/completions/render", "/v1/completions/render",
+	case "/v1/messages/count_tokens",
+		"/v1/chat/completions/render", "/v1/completions/render", "/v1/messages/render", "/v1/responses/render",
 		"/generative_scoring", "/v1/decisions",
 		"/v1/embeddings", "/v2/embed", "/encode", "/pooling",
 		"/classify", "/v1/classify", "/score", "/v1/score",

@@ -40,6 +40,7 @@ func TestRoutes(t *testing.T) {
 		"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens",
 		"/v1/embeddings", "/v2/embed", "/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank",
 		"/tokenize", "/detokenize", "/v1/tokenize", "/v1/detokenize", "/v1/chat/completions/render", "/v1/completions/render",
+		"/v1/messages/render", "/v1/responses/render",
 		"/inference/v1/generate", "/generate", "/invocations", "/v1/chat/completions?beta=true",
 	} {
 		f(path, "application/json", `{"input":"x","model":"alias" , "odd":[1e400,{"é":null}]}`, `{"input":"x","model":"m" , "odd":[1e400,{"é":null}]}`)

@@ -231,8 +231,7 @@ func (a *answer) appendRole(dst []byte, i int) []byte {
 	dst = strconv.AppendInt(dst, int64(i), 10)
 	dst = append(dst, `,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]`...)
 	if a.req.continuousUsage {
-		dst = append(dst, `,"usage":`...)
-		dst = appendUsage(dst, a.choices[i].tokens, 0)
+		dst = a.appendUsageSoFar(dst, &a.choices[i])
 	}
 	return append(dst, ",\"prompt_token_ids\":null,\"prompt_text\":null}\n\n"...)
 }
@@ -279,13 +278,22 @@ func (a *answer) appendChunk(dst []byte, i int) []byte {
 	dst = append(dst, `,"token_ids":null}]`...)
 	c.sent++
 	if a.req.continuousUsage {
-		dst = append(dst, `,"usage":`...)
-		dst = appendUsage(dst, c.tokens, c.sent)
+		dst = a.appendUsageSoFar(dst, c)
 	}
 	if last && !a.req.usage {
 		dst = a.appendFingerprint(dst)
 	}
 	return append(dst, "}\n\n"...)
+}
+
+// appendUsageSoFar appends what a chunk of choice c has as usage.
+func (a *answer) appendUsageSoFar(dst []byte, c *choice) []byte {
+	dst = append(dst, `,"usage":`...)
+	dst = appendUsage(dst, c.tokens, c.sent)
+	if a.req.api == chat {
+		dst = append(dst[:len(dst)-1], `,"completion_tokens_details":null}`...)
+	}
+	return dst
 }
 
 // appendUsageEvent appends the event that counts the tokens of all choices.

@@ -108,7 +108,7 @@ func (c *Config) latency() Latency {
 }
 
 // version is the release of vLLM whose behaviour is simulated.
-const version = "0.31.0"
+const version = "0.32.0"
 
 // fingerprint returns what answers carry as system_fingerprint: the version
 // and a number of the configuration.

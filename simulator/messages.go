@@ -270,10 +270,16 @@ func (a *answer) appendMessage(dst []byte, pad int) []byte {
 
 // messageDelta is what an event adds.
 type messageDelta struct {
-	Type       string `json:"type,omitempty"`
-	Text       string `json:"text,omitempty"`
-	JSON       string `json:"partial_json,omitempty"`
-	StopReason string `json:"stop_reason,omitempty"`
+	Type string `json:"type,omitempty"`
+	Text string `json:"text,omitempty"`
+	JSON string `json:"partial_json,omitempty"`
+	*messageStop
+}
+
+// messageStop is what an event says of the end.
+type messageStop struct {
+	Reason   string  `json:"stop_reason"`
+	Sequence *string `json:"stop_sequence"`
 }
 
 // messageEvent is any event of the stream; members that are not there are left
@@ -298,12 +304,14 @@ func (a *answer) appendMessageStart(dst []byte) []byte {
 	c := &a.choices[0]
 	dst = appendMessageEvent(dst, messageEvent{Type: "message_start", Message: struct {
 		ID           string       `json:"id"`
+		Type         string       `json:"type"`
+		Role         string       `json:"role"`
 		Content      []int        `json:"content"`
 		Model        string       `json:"model"`
 		StopReason   *string      `json:"stop_reason"`
 		StopSequence *string      `json:"stop_sequence"`
 		Usage        messageUsage `json:"usage"`
-	}{ID: "chatcmpl-" + a.id, Model: a.model, Usage: messageUsage{Input: c.tokens}}})
+	}{ID: "chatcmpl-" + a.id, Type: "message", Role: "assistant", Model: a.model, Usage: messageUsage{Input: c.tokens}}})
 	b := &contentBlock{Type: "text", Text: new("")}
 	if c.call != nil {
 		b = &contentBlock{Type: "tool_use", ID: c.toolID(), Name: c.call.Name, Input: jsontext.Value("{}")}
@@ -328,7 +336,7 @@ func (a *answer) appendMessageDelta(dst []byte) []byte {
 func (a *answer) appendMessageStop(dst []byte) []byte {
 	c := &a.choices[0]
 	dst = appendMessageEvent(dst, messageEvent{Type: "content_block_stop", Index: new(0)})
-	dst = appendMessageEvent(dst, messageEvent{Type: "message_delta", Delta: &messageDelta{StopReason: c.stopReason()},
+	dst = appendMessageEvent(dst, messageEvent{Type: "message_delta", Delta: &messageDelta{messageStop: &messageStop{Reason: c.stopReason()}},
 		Usage: &messageUsage{c.tokens, c.seq.Output}})
 	return appendMessageEvent(dst, messageEvent{Type: "message_stop"})
 }

@@ -328,7 +328,8 @@ func checkModel(cfg *Config, model *string) error {
 	if model == nil || *model == "" || slices.Contains(cfg.ServedModelName, *model) {
 		return nil
 	}
-	return &apiError{http.StatusNotFound, "NotFoundError", "model", fmt.Sprintf("The model `%s` does not exist.", *model)}
+	return &apiError{http.StatusNotFound, "NotFoundError", "model", fmt.Sprintf("The model `%s` does not exist. Valid aliases: %s.",
+		*model, strings.Join(cfg.ServedModelName, ", "))}
 }
 
 // renderChat renders tools and messages with a template of the simulator's
@@ -346,7 +347,7 @@ func renderChat(b *requestBody) (string, error) {
 	for i, m := range *b.Messages {
 		content, err := contentText(m.Content)
 		if err != nil {
-			return "", &apiError{http.StatusBadRequest, "Bad Request", fmt.Sprintf("messages.%d.content", i),
+			return "", &apiError{http.StatusBadRequest, "Bad Request", fmt.Sprintf("body.messages.%d.content", i),
 				fmt.Sprintf("1 validation error: %v", err)}
 		}
 		text.WriteString("<|" + m.Role + "|>\n" + content + "\n")
@@ -392,7 +393,7 @@ func contentText(v jsontext.Value) (string, error) {
 // readPrompts reads the four forms of the prompts in the member name: a text, a list of texts,
 // a list of token ids, a list of such lists.
 func readPrompts(name string, v jsontext.Value) ([]prompt, error) {
-	wrong := &apiError{http.StatusBadRequest, "Bad Request", name,
+	wrong := &apiError{http.StatusBadRequest, "Bad Request", "body." + name,
 		"1 validation error: " + name + " must be a string, a list of strings, a list of token ids or a list of such lists, and not empty"}
 	switch v.Kind() {
 	case jsontext.KindInvalid, 'n':
@@ -452,14 +453,15 @@ func unmarshal(body []byte, into any, options ...json.Options) error {
 	if err == nil {
 		return nil
 	}
-	e := &apiError{http.StatusBadRequest, "Bad Request", "", "1 validation error: invalid JSON"}
+	e := &apiError{http.StatusBadRequest, "Bad Request", "body", "1 validation error: invalid JSON"}
 	if syntactic, ok := errors.AsType[*jsontext.SyntacticError](err); ok {
 		e.message = fmt.Sprintf("1 validation error: invalid JSON at byte %d", syntactic.ByteOffset)
+		e.param = fmt.Sprintf("body.%d", syntactic.ByteOffset)
 	} else if semantic, ok := errors.AsType[*json.SemanticError](err); ok {
-		e.param = strings.ReplaceAll(strings.TrimPrefix(string(semantic.JSONPointer), "/"), "/", ".")
-		where := e.param
-		if where == "" {
-			where = "the body"
+		where := "the body"
+		if semantic.JSONPointer != "" {
+			where = strings.ReplaceAll(strings.TrimPrefix(string(semantic.JSONPointer), "/"), "/", ".")
+			e.param = "body." + where
 		}
 		e.message = fmt.Sprintf("1 validation error: %s has a value of the wrong type or range", where)
 		if errors.Is(err, json.ErrUnknownName) {
@@ -512,5 +514,5 @@ func badParameter(param, format string, args ...any) *apiError {
 }
 
 func missing(field string) *apiError {
-	return &apiError{http.StatusBadRequest, "Bad Request", field, "1 validation error: field required: " + field}
+	return &apiError{http.StatusBadRequest, "Bad Request", "body." + field, "1 validation error: field required: " + field}
 }

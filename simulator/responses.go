@@ -5,6 +5,7 @@ import (
 	"encoding/json/v2"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -263,6 +264,10 @@ type response struct {
 	Truncation   string         `json:"truncation"`
 	Usage        any            `json:"usage"`
 	User         jsontext.Value `json:"user"`
+	Presence     jsontext.Value `json:"presence_penalty"`
+	Frequency    jsontext.Value `json:"frequency_penalty"`
+	KVTransfer   *int           `json:"kv_transfer_params"`
+	ECTransfer   *int           `json:"ec_transfer_params"`
 	In           *string        `json:"input_messages"`
 	Out          *string        `json:"output_messages"`
 }
@@ -271,6 +276,7 @@ type responseUsage struct {
 	Input        int `json:"input_tokens"`
 	InputDetails struct {
 		Cached        int   `json:"cached_tokens"`
+		Written       int   `json:"cache_write_tokens"`
 		PerTurn       []int `json:"input_tokens_per_turn"`
 		CachedPerTurn []int `json:"cached_tokens_per_turn"`
 	} `json:"input_tokens_details"`
@@ -297,6 +303,7 @@ type outputMessage struct {
 	Role    string       `json:"role"`
 	Status  string       `json:"status"`
 	Type    string       `json:"type"`
+	Phase   *string      `json:"phase"`
 }
 
 type functionCall struct {
@@ -333,12 +340,24 @@ func (a *answer) response(status string, output []any, usage any) response {
 		}
 		return v
 	}
+	// vLLM reads numbers as floats, and has no choice where there is no tool.
+	float := func(v jsontext.Value, otherwise string) jsontext.Value {
+		if v = or(v, otherwise); !strings.ContainsAny(string(v), ".eE") {
+			v = append(slices.Clone(v), ".0"...)
+		}
+		return v
+	}
+	choice := or(b.ToolChoice, `"auto"`)
+	if tools := or(b.Tools, "[]"); string(tools) == "[]" {
+		choice = jsontext.Value(`"none"`)
+	}
 	r := response{
 		ID: a.responseID(), CreatedAt: a.created, Instructions: b.Instructions, Metadata: or(b.Metadata, "null"), Model: a.model,
-		Object: "response", Output: output, Parallel: b.Parallel == nil || *b.Parallel, Temperature: or(b.Temperature, "1.0"),
-		ToolChoice: or(b.ToolChoice, `"auto"`), Tools: or(b.Tools, "[]"), TopP: or(b.TopP, "1.0"), MaxOutput: b.limit,
+		Object: "response", Output: output, Parallel: b.Parallel == nil || *b.Parallel, Temperature: float(b.Temperature, "1.0"),
+		ToolChoice: choice, Tools: or(b.Tools, "[]"), TopP: float(b.TopP, "1.0"), MaxOutput: b.limit,
 		MaxToolCalls: or(b.MaxToolCalls, "null"), Reasoning: or(b.Reasoning, "null"), ServiceTier: "auto", Status: status,
 		Text: or(b.Text, "null"), Truncation: "disabled", Usage: usage, User: or(b.User, "null"),
+		Presence: float(b.Others["presence_penalty"], "0.0"), Frequency: float(b.Others["frequency_penalty"], "0.0"),
 	}
 	if b.ServiceTier != nil {
 		r.ServiceTier = *b.ServiceTier

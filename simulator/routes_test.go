@@ -260,7 +260,7 @@ func TestAudio(t *testing.T) {
 	}
 
 	status, got = f("/v1/audio/transcriptions", wav, "model", "other")
-	expect(got, status, `{"error":{"message":"The model `+"`other`"+` does not exist.","type":"NotFoundError","param":"model","code":404}}`, 404)
+	expect(got, status, `{"error":{"message":"The model `+"`other`"+` does not exist. Valid aliases: sim.","type":"NotFoundError","param":"model","code":404}}`, 404)
 	refuse := func(want string, wantStatus int, file []byte, fields ...string) {
 		t.Helper()
 		status, got := f("/v1/audio/transcriptions", file, fields...)

@@ -196,7 +196,7 @@ func (s *Server) handler() http.Handler {
 				writeJSON(w, http.StatusUnauthorized, []byte(`{"error":"Unauthorized"}`))
 			case !slices.Contains(methods, r.Method):
 				w.Header().Set("Allow", strings.Join(methods, ", "))
-				writeError(w, &apiError{http.StatusMethodNotAllowed, "Method Not Allowed", "", "Method Not Allowed"})
+				writeDetail(w, http.StatusMethodNotAllowed)
 			default:
 				h(w, r)
 			}
@@ -229,7 +229,7 @@ func (s *Server) handler() http.Handler {
 	mux.HandleFunc("POST /sim/faults", s.postFaults)
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Server", "uvicorn")
-		writeError(w, &apiError{http.StatusNotFound, "Not Found", "", "Not Found"})
+		writeDetail(w, http.StatusNotFound)
 	})
 	return mux
 }
@@ -276,7 +276,7 @@ func (s *Server) info(w http.ResponseWriter, r *http.Request) {
 			config.Model, config.MaxLen, config.MaxSeqs, config.BlockSize, config.Blocks)
 	case "json":
 	default:
-		writeError(w, invalid("config_format", "config_format must be text or json"))
+		writeError(w, &apiError{http.StatusBadRequest, "Bad Request", "query.config_format", "1 validation error: config_format must be text or json"})
 		return
 	}
 	writeJSON(w, http.StatusOK, appendJSON(nil, struct {
@@ -324,6 +324,12 @@ func parseRaw(q url.Values) (Raw, error) {
 	number("break_after", func(n uint64) { raw.BreakAfter = int(n) })
 	number("split", func(n uint64) { raw.Split = n != 0 })
 	return raw, errors.Join(errs...)
+}
+
+// writeDetail answers what has no route in the words of the framework beneath
+// vLLM.
+func writeDetail(w http.ResponseWriter, status int) {
+	writeJSON(w, status, fmt.Appendf(nil, `{"detail":"%s"}`, http.StatusText(status)))
 }
 
 func writeError(w http.ResponseWriter, err error) { writeFailure(w, plain, err) }

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 )
 
 // tool is a function that the model may call.
@@ -128,5 +129,5 @@ func (c *choice) appendCallDelta(dst []byte) []byte {
 
 // invalid is a refusal of a value's type, as vLLM's validation words it.
 func invalid(param, problem string) *apiError {
-	return &apiError{http.StatusBadRequest, "Bad Request", param, "1 validation error: " + problem}
+	return &apiError{http.StatusBadRequest, "Bad Request", strings.TrimSuffix("body."+param, "."), "1 validation error: " + problem}
 }

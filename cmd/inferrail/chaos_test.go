@@ -6,7 +6,6 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	cryptorand "crypto/rand"
-	"crypto/sha256"
 	"crypto/x509"
 	"encoding/pem"
 	"fmt"
@@ -215,7 +214,6 @@ func (c *chaos) agentArgs() []string {
 	return args
 }
 
-func sha256Hex(key string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(key))) }
 
 // writeCertificate makes one for this machine.
 func writeCertificate(t *testing.T, dir string) (certFile, keyFile string) {

@@ -187,16 +187,18 @@ const (
 	sdkBodyBytes  = 1 << 20
 )
 
+// sha256Hex is a key as the configuration has it.
+func sha256Hex(key string) string {
+	sum := sha256.Sum256([]byte(key))
+	return hex.EncodeToString(sum[:])
+}
+
 // sdkConfig writes the agent's configuration file.
 func sdkConfig(t *testing.T) string {
-	hash := func(key string) string {
-		sum := sha256.Sum256([]byte(key))
-		return hex.EncodeToString(sum[:])
-	}
 	// Engines that are told to fail are not to be taken out.
 	text := fmt.Sprintf("health: {ejection_failures: 100000}\nserver:\n  max_body_bytes: %d\n"+
 		"  api_keys:\n  - {name: suite, sha256: %s}\n  - {name: few, sha256: %s, requests_per_minute: 60}\n",
-		sdkBodyBytes, hash(sdkKey), hash(sdkLimitedKey))
+		sdkBodyBytes, sha256Hex(sdkKey), sha256Hex(sdkLimitedKey))
 	file := filepath.Join(t.TempDir(), "inferrail.yaml")
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
