@@ -214,7 +214,6 @@ func (c *chaos) agentArgs() []string {
 	return args
 }
 
-
 // writeCertificate makes one for this machine.
 func writeCertificate(t *testing.T, dir string) (certFile, keyFile string) {
 	t.Helper()
