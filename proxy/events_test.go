@@ -319,7 +319,7 @@ func FuzzUsageFilter(f *testing.F) {
 		if len(in) > maxUsageEvent/2 || bytes.Contains(in, []byte(`\`)) {
 			// A member's name with an escape in it is another to the filter;
 			// no engine writes such.
-			t.Skip()
+			return
 		}
 		r := rand.New(rand.NewPCG(seed, 1))
 		var filter usageFilter

@@ -180,26 +180,23 @@ func (w *streamWriter) FlushError() error {
 }
 
 // serveHTTP2 serves one HTTP/2 connection until it ends, and closes nc. No
-// stream's handler runs when it returns.
+// stream's handler runs when it returns. The caller is counted in fronting.
 func (s *Server) serveHTTP2(nc net.Conn) {
 	defer nc.Close()
-	s.mu.Lock()
-	if s.draining.Load() {
-		s.mu.Unlock()
-		return
-	}
-	s.fronting.Add(1)
-	s.mu.Unlock()
-	defer s.fronting.Done()
-
 	limits := s.limits.Load()
-	var handlers sync.WaitGroup
+	// Each handler holds busy for reading. One may be started when the
+	// connection has ended already.
+	var busy sync.RWMutex
+	over := false // busy guards it
 	var known, ended sync.Once
 	isKnown, hasEnded := make(chan struct{}), make(chan struct{})
 	h := &http.Server{
 		Handler: http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
-			handlers.Add(1)
-			defer handlers.Done()
+			busy.RLock()
+			defer busy.RUnlock()
+			if over {
+				return
+			}
 			s.streams.ServeHTTP(rw, r)
 		}),
 		MaxHeaderBytes: limits.MaxHeadBytes,
@@ -246,7 +243,9 @@ func (s *Server) serveHTTP2(nc net.Conn) {
 		nc.Close()
 		<-hasEnded
 	}
-	handlers.Wait()
+	busy.Lock() // waits for them
+	over = true
+	busy.Unlock()
 }
 
 // oneConn is a listener that has one connection, for a server that is to serve
@@ -289,6 +288,14 @@ func (c *conn) prefaced() bool {
 
 // serveHTTP2 serves a connection that is prefaced, on its goroutine.
 func (c *conn) serveHTTP2() {
+	c.s.mu.Lock()
+	if c.s.draining.Load() {
+		c.s.mu.Unlock()
+		return
+	}
+	c.s.fronting.Add(1)
+	c.s.mu.Unlock()
+	defer c.s.fronting.Done()
 	early, _ := c.br.Peek(c.br.Buffered())
 	early = bytes.Clone(early)
 	c.br = bufio.NewReaderSize(nil, 16)
