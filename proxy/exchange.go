@@ -164,7 +164,8 @@ func (x *exchange) begin() {
 	x.body, x.in, x.out = nil, (*x.pooled.in)[:0], (*x.pooled.out)[:0]
 }
 
-// read reads the whole request.
+// read reads the whole request, or as little of one that is not permitted as
+// lets the connection go on.
 func (x *exchange) read() failure {
 	c := x.c
 	f, why := c.readHead()
@@ -202,13 +203,11 @@ func (x *exchange) read() failure {
 	if x.head.expect != nil && !x.http10 && !bytes.EqualFold(x.head.expect, []byte("100-continue")) {
 		return badExpect
 	}
+	refused := x.permit()
 	if size > 0 || size == -1 {
-		if size == -1 || size > readAnyway || x.head.expect != nil {
-			// Who may not send it need not be read first.
-			if f = x.permit(); f != none {
-				x.unread = true
-				return f
-			}
+		if refused != none && (size == -1 || size > readAnyway || x.head.expect != nil) {
+			x.unread = true
+			return refused
 		}
 		if x.head.expect != nil && !x.http10 && c.br.Buffered() == 0 {
 			if c.write([]byte("HTTP/1.1 100 Continue\r\n\r\n")) != nil {
@@ -226,7 +225,7 @@ func (x *exchange) read() failure {
 	x.keepAlive = !x.head.options.has([]byte("close")) &&
 		(!x.http10 || x.head.options.has([]byte("keep-alive")))
 	x.sent = time.Now()
-	return none
+	return refused
 }
 
 // takeID takes the client's request id, or makes one.
@@ -273,9 +272,6 @@ func (x *exchange) permit() failure {
 
 // serve answers a request that has been read: locally, or from an engine.
 func (x *exchange) serve() failure {
-	if f := x.permit(); f != none {
-		return f
-	}
 	if string(x.method) == http.MethodOptions {
 		return x.answer(http.StatusNoContent, "", nil)
 	}
