@@ -1,0 +1,45 @@
+package tokenizer
+
+// Tokenizer turns text into token ids. It is immutable but for its caches and
+// may be used from any goroutine until it is closed.
+type Tokenizer struct {
+	pipeline pipeline
+	// kind tells people what it is, as in "byte-level BPE (o200k), native".
+	kind string
+	// number tells its entries in the cache from those of other tokenizers.
+	number uint32
+	cache  *Cache // nil for none
+}
+
+// pipeline is what is behind a Tokenizer: a native one, the library of hf.go,
+// or the simulator's.
+type pipeline interface {
+	// appendIDs appends the ids of text. Added tokens in it are recognised.
+	// special adds what the post-processor adds: the beginning of a sequence.
+	// cached, when not nil, is asked for the ids of a part of text first.
+	appendIDs(dst []uint32, text string, special bool, cached *chunks) []uint32
+	// token returns the id of an added token or of a token of the vocabulary.
+	token(text string) (uint32, bool)
+	close()
+}
+
+// Options of Load.
+type Options struct {
+	// Cache holds the ids of texts seen before; nil for none.
+	Cache *Cache
+}
+
+// Append appends the ids of text to dst. special adds what the engine adds
+// with add_special_tokens: such as <|begin_of_text|>.
+func (t *Tokenizer) Append(dst []uint32, text string, special bool) []uint32 {
+	return t.pipeline.appendIDs(dst, text, special, nil)
+}
+
+// Token returns the id of one token by its text, such as <|im_start|>.
+func (t *Tokenizer) Token(text string) (id uint32, ok bool) { return t.pipeline.token(text) }
+
+// Kind tells people what the tokenizer is.
+func (t *Tokenizer) Kind() string { return t.kind }
+
+// Close releases it. Only the library of hf.go holds more than memory.
+func (t *Tokenizer) Close() { t.pipeline.close() }
