@@ -8,6 +8,7 @@
 //	read        conn.go      head deadline, fasthttp's parser; size check; 100-continue; body deadline
 //	permit      exchange.go  path (route.go), method and API key (access.go), before the body is read
 //	parse       exchange.go  openai.go, or form.go, finds the model in one pass over the body
+//	prompt      prompt.go    package prompt renders and tokenizes it as the engine will
 //	choose      choice.go    policy.Policy picks a replica; the request takes a place at its gate (gate.go)
 //	connect     upstream.go  an idle connection that looks alive, or a new one (lookup.go: where)
 //	send        attempt.go   head and body in one write

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/inferrail/inferrail/policy"
+	"github.com/inferrail/inferrail/proxy/prompt"
 )
 
 // exchange is one request and its response, top to bottom: read, route,
@@ -47,6 +48,16 @@ type exchange struct {
 	keepAlive      bool
 	unread         bool // it was refused before it was read
 	reset          bool // the connection is to end with a reset
+
+	// The prompt as the engine will see it, until giveBack; what was found out
+	// stays. followed: readPrompt has looked at it. bodyShared: a worker may
+	// still read body.
+	prompt       *prompt.Prompt
+	followed     bool
+	bodyShared   bool
+	promptReason prompt.Reason
+	promptTokens int
+	promptTook   time.Duration
 
 	// What the key is charged. reserved is taken back or settled by finish.
 	charged   bool
@@ -150,6 +161,7 @@ func (x *exchange) begin() {
 	x.route, x.allow = routeUnknown, ""
 	x.head, x.id = requestHead{}, nil
 	x.call = call{}
+	x.followed, x.bodyShared = false, false
 	x.http10, x.isHead, x.keepAlive, x.unread, x.reset = false, false, false, false, false
 	x.held = 0
 	x.model, x.replica, x.attempts, x.tried = nil, nil, 0, x.tried[:0]
@@ -290,6 +302,7 @@ func (x *exchange) serve() failure {
 	if f := x.admit(); f != none {
 		return f
 	}
+	x.readPrompt()
 	if x.limits.LogPrompts {
 		x.c.s.log.Info("prompt", "request_id", string(x.id), "path", string(x.path), "body", string(x.body))
 	}
@@ -413,6 +426,7 @@ func (x *exchange) respond() failure {
 	x.keepAlive = x.keepAlive && !c.s.draining.Load() && (h.body != bodyUntilClose || reframed) &&
 		!(x.http10 && (h.body == bodyChunked || reframed))
 	x.status = h.status
+	x.samplePrompt()
 	x.out = h.appendTo(x.out[:0], asClient{http10: x.http10, keepAlive: x.keepAlive, id: x.id, replica: x.replica.ID,
 		extra: x.extra, dropCORS: x.access.Scripts(), dropLimits: x.charged, reframed: reframed})
 
@@ -519,10 +533,11 @@ func (x *exchange) giveBack() {
 	if p.in == nil {
 		return
 	}
+	x.putPrompt()
 	*p.in, *p.out = x.in, x.out
 	heads.Put(p.in)
 	heads.Put(p.out)
-	if p.body != nil && cap(x.body) <= keepBody {
+	if p.body != nil && cap(x.body) <= keepBody && !x.bodyShared {
 		*p.body = x.body
 		bodiesOf(int64(cap(x.body))).Put(p.body)
 	}
@@ -556,6 +571,9 @@ func (x *exchange) finish(f failure) {
 		} else {
 			u, known = findUsage(x.relay.tail)
 		}
+	}
+	if known && f == none {
+		x.comparePrompt(u)
 	}
 	x.settle(f, u, known)
 	x.c.s.requestDone(x, f)

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/inferrail/inferrail/policy"
+	"github.com/inferrail/inferrail/proxy/prompt"
 )
 
 // Fleet is what requests can be routed to: an immutable snapshot that the
@@ -52,6 +53,9 @@ type Model struct {
 	MaxModelLen  int64
 	Root, Parent string
 	Policy       policy.Policy
+	// Prompts follows its prompts; nil when there is no tokenizer. An adapter
+	// has its parent's.
+	Prompts *prompt.Model
 	// Replicas that serve it and may be chosen now.
 	Replicas []*Replica
 }

@@ -25,6 +25,8 @@ type stats struct {
 	keyRequests *prometheus.CounterVec // key, outcome
 	keyTokens   *prometheus.CounterVec // key, kind
 	unknown     *prometheus.CounterVec // model
+	prompts     *prometheus.CounterVec // model, outcome
+	promptTime  *prometheus.HistogramVec
 	firstByte   *prometheus.HistogramVec
 	duration    *prometheus.HistogramVec
 }
@@ -73,6 +75,11 @@ func newStats() *stats {
 			Help: "Tokens by API key; kinds as in inferrail_tokens_total."}, []string{"key", "kind"}),
 		unknown: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "inferrail_responses_without_usage_total",
 			Help: "Responses that ended well and told no usage."}, []string{"model"}),
+		prompts: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "inferrail_prompts_total",
+			Help: "Prompts read, by model and whether their tokens are known: exact, or why they are not."}, []string{"model", "outcome"}),
+		promptTime: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "inferrail_prompt_seconds",
+			Help:    "Time that a request waited for its prompt to be rendered and tokenized.",
+			Buckets: []float64{.00001, .000025, .00005, .0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1}}, []string{"model"}),
 		firstByte: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "inferrail_time_to_first_byte_seconds",
 			Help: "From the end of the request to the engine's response head.", Buckets: seconds}, []string{"model"}),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "inferrail_request_duration_seconds",
@@ -83,10 +90,10 @@ func newStats() *stats {
 // forget drops the series of a model that is not served any more.
 func (s *stats) forget(model string) {
 	labels := prometheus.Labels{"model": model}
-	for _, v := range []*prometheus.CounterVec{s.requests, s.retries, s.tokens, s.unknown} {
+	for _, v := range []*prometheus.CounterVec{s.requests, s.retries, s.tokens, s.unknown, s.prompts} {
 		v.DeletePartialMatch(labels)
 	}
-	for _, v := range []*prometheus.HistogramVec{s.firstByte, s.duration} {
+	for _, v := range []*prometheus.HistogramVec{s.promptTime, s.firstByte, s.duration} {
 		v.DeletePartialMatch(labels)
 	}
 }
@@ -101,6 +108,10 @@ func (s *stats) finished(x *exchange, f failure, u usage, known bool) {
 	s.requests.WithLabelValues(model, f.label()).Inc()
 	if x.key != nil {
 		s.keyRequests.WithLabelValues(x.key.Name, f.label()).Inc()
+	}
+	if x.followed {
+		s.prompts.WithLabelValues(model, x.promptReason.String()).Inc()
+		s.promptTime.WithLabelValues(model).Observe(x.promptTook.Seconds())
 	}
 	if !x.passed {
 		return
@@ -210,7 +221,7 @@ func (s *Server) Describe(ch chan<- *prometheus.Desc) {
 }
 
 func (s *stats) vectors() []prometheus.Collector {
-	return []prometheus.Collector{s.requests, s.retries, s.tokens, s.keyRequests, s.keyTokens, s.unknown, s.firstByte, s.duration}
+	return []prometheus.Collector{s.requests, s.retries, s.tokens, s.keyRequests, s.keyTokens, s.unknown, s.prompts, s.promptTime, s.firstByte, s.duration}
 }
 
 // Collect implements prometheus.Collector.

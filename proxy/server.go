@@ -110,8 +110,10 @@ type Server struct {
 	fleet  atomic.Pointer[Fleet]
 	lines  lines
 	access atomic.Pointer[Access]
-	shards []*shard
-	stats  *stats
+	// prompts is nil until SetPrompts.
+	prompts atomic.Pointer[prompts]
+	shards  []*shard
+	stats   *stats
 	// inside brings the requests of HTTP/2 streams to the loop; streams uses it.
 	inside  *http.Transport
 	streams *http2Proxy
@@ -436,6 +438,9 @@ func (s *Server) requestDone(x *exchange, f failure) {
 	}
 	if x.model != nil {
 		args = append(args, "model", x.model.Name)
+	}
+	if x.followed {
+		args = append(args, "prompt", x.promptReason.String(), "prompt_tokens", x.promptTokens, "prompt_seconds", x.promptTook.Seconds())
 	}
 	if x.replica != nil {
 		args = append(args, "replica", x.replica.ID, "first_byte_seconds", x.ttfb.Seconds(), "attempts", x.attempts)

@@ -1,0 +1,94 @@
+package proxy
+
+import (
+	"math/rand/v2"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/inferrail/inferrail/proxy/prompt"
+)
+
+// PromptChecks is told what engines have made of prompts that were followed
+// exactly. Its methods are called on requests' goroutines and must not block;
+// their arguments are valid during the call only.
+type PromptChecks interface {
+	// Counted: the engine counted theirs tokens of a prompt where ours were
+	// followed. Called for every response that tells its usage.
+	Counted(m *Model, r *Replica, ours, theirs int, requestID []byte)
+	// Sampled: the replica was sent this body, and ids were followed. Called
+	// for one in sampleOneIn responses.
+	Sampled(m *Model, r *Replica, kind prompt.Kind, body []byte, ids []uint32)
+}
+
+// sampleOneIn is how many responses there are for one whose prompt is checked
+// token by token.
+const sampleOneIn = 1000
+
+// prompts is what a Server follows prompts with. Immutable.
+type prompts struct {
+	pool   *prompt.Pool
+	checks PromptChecks // nil for none
+}
+
+// SetPrompts lets requests' prompts be followed from now on, by the Prompts of
+// their Model. The pool must outlive the server. checks may be nil.
+func (s *Server) SetPrompts(pool *prompt.Pool, checks PromptChecks) {
+	s.prompts.Store(&prompts{pool, checks})
+}
+
+// promptKind returns what rules the prompt of a request to path follows.
+func promptKind(path []byte) prompt.Kind {
+	switch string(path) {
+	case "/v1/chat/completions":
+		return prompt.Chat
+	case "/v1/completions":
+		return prompt.Completion
+	}
+	return prompt.Other
+}
+
+// readPrompt follows the request's prompt, if it is one of which an engine
+// fills its KV cache. It cannot fail.
+func (x *exchange) readPrompt() {
+	p := x.c.s.prompts.Load()
+	if p == nil || x.route != routeGenerate && x.route != routeAnswer {
+		return
+	}
+	began := time.Now()
+	x.prompt, x.bodyShared = p.pool.Read(x.model.Prompts, promptKind(x.path), x.body, began)
+	x.promptTook = time.Since(began)
+	x.promptReason, x.promptTokens = x.prompt.Reason, 0
+	x.followed = true
+	if x.promptReason == prompt.Exact {
+		x.promptTokens = x.prompt.Tokens()
+		x.extra = append(x.extra, "x-inferrail-prompt-tokens: "...)
+		x.extra = append(strconv.AppendInt(x.extra, int64(x.promptTokens), 10), "\r\n"...)
+	}
+}
+
+// samplePrompt lets a prompt that an engine has taken be checked, now and then.
+func (x *exchange) samplePrompt() {
+	if x.followed && x.promptReason == prompt.Exact && x.status == http.StatusOK && rand.Uint32N(sampleOneIn) == 0 {
+		if p := x.c.s.prompts.Load(); p.checks != nil {
+			p.checks.Sampled(x.model, x.replica, promptKind(x.path), x.body, x.prompt.IDs)
+		}
+	}
+}
+
+// comparePrompt compares what was followed with what the engine has counted.
+func (x *exchange) comparePrompt(u usage) {
+	if x.followed && x.promptReason == prompt.Exact && !u.partial {
+		if p := x.c.s.prompts.Load(); p.checks != nil {
+			p.checks.Counted(x.model, x.replica, x.promptTokens, int(min(u.prompt, 1<<30)), x.id)
+		}
+	}
+}
+
+// putPrompt gives the prompt's memory back.
+func (x *exchange) putPrompt() {
+	if x.prompt != nil {
+		x.c.s.prompts.Load().pool.Put(x.prompt)
+		x.prompt = nil
+	}
+}
