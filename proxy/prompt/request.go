@@ -32,6 +32,9 @@ const (
 	memberPrompt
 	memberPromptEmbeds
 	memberSuffix
+	memberInstructions
+	memberSystem
+	memberInput
 	members
 )
 
@@ -54,6 +57,9 @@ var memberNames = [members]string{
 	memberPrompt:               "prompt",
 	memberPromptEmbeds:         "prompt_embeds",
 	memberSuffix:               "suffix",
+	memberInstructions:         "instructions",
+	memberSystem:               "system",
+	memberInput:                "input",
 }
 
 // memberOf maps a name to its member.
@@ -66,8 +72,11 @@ var memberOf = func() map[string]member {
 }()
 
 // bears states which members each kind of request has. The engine ignores the
-// others on that route.
+// others on that route. Of requests that are not followed it states what stands
+// for the prompt.
 var bears = [...]uint32{
+	Other: bits(memberMessages, memberTools, memberInstructions, memberSystem, memberInput,
+		memberPrompt, memberCacheSalt),
 	Chat: bits(memberMessages, memberTools, memberToolChoice, memberReasoningEffort,
 		memberAddGenerationPrompt, memberContinueFinalMessage, memberAddSpecialTokens,
 		memberDocuments, memberTemplate, memberTemplateKwargs, memberMediaKwargs,
@@ -105,9 +114,6 @@ type outline struct {
 // reports Malformed for what is no JSON object, as far as it has to look.
 func (o *outline) scan(kind Kind, body []byte) Reason {
 	*o = outline{kind: kind, body: body}
-	if kind == Other || int(kind) >= len(bears) {
-		return Route
-	}
 	if !utf8.Valid(body) {
 		return Malformed
 	}
@@ -297,6 +303,12 @@ func (o *outline) flag(m member, otherwise bool) (bool, Reason) {
 	return false, Malformed
 }
 
+// truthy is whether Python counts a member's value as true, as it stands.
+func (o *outline) truthy(m member) bool {
+	v, _ := o.value(m)
+	return v.IsTruthy()
+}
+
 // isChat tells which of its two forms a request of Tokenize has.
 func (o *outline) isChat() bool {
 	return o.kind == Chat || o.kind == Tokenize && o.has(memberMessages)
@@ -389,7 +401,8 @@ func (o *outline) chat() (r *chatRequest, reason Reason) {
 			return nil, reason
 		}
 	}
-	if r.continueFinalMessage && r.addGenerationPrompt {
+	if r.continueFinalMessage && r.addGenerationPrompt ||
+		o.truthy(memberContinueFinalMessage) && o.truthy(memberAddGenerationPrompt) {
 		return nil, Malformed
 	}
 	if r.kwargs, reason = o.value(memberTemplateKwargs); reason != Exact {
