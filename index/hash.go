@@ -92,9 +92,10 @@ func appendChain(dst []Hash, parent Hash, data []byte, size int) []Hash {
 	dst = slices.Grow(dst, n)
 	chain := dst[len(dst) : len(dst)+n]
 	for i := range chain {
-		parent = next(parent, data[:size])
-		data = data[size:]
-		chain[i] = parent
+		// As next has it, which is too large for the compiler to put here.
+		h := xxh3.Hash128Seed(data[:size], parent.Lo)
+		parent = Hash{h.Hi + parent.Hi*spread, h.Lo}
+		chain[i], data = parent, data[size:]
 	}
 	return dst[:len(dst)+n]
 }
