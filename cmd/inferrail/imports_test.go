@@ -20,7 +20,7 @@ var mayImport = map[string][]string{
 	"cmd":       {"agent", "bench", "simulator"},
 	"agent":     {"bpf", "proxy", "index", "policy"},
 	"proxy":     {"index", "policy", "proxy/prompt", "proxy/prompt/tokenizer"},
-	"simulator": {"index", "policy", "proxy/prompt"},
+	"simulator": {"index", "policy", "proxy/prompt", "proxy/prompt/tokenizer"},
 	"bench":     {"simulator"},
 	"bpf":       {},
 	"index":     {},
