@@ -2,6 +2,7 @@ package prompt
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/ardanlabs/jinja"
 )
@@ -170,6 +171,18 @@ func helpAdd(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.
 		}
 	}
 	return total, nil
+}
+
+// helpAddMarkup adds the strings behind args[0], which tells which of them may be
+// marked as safe.
+func helpAddMarkup(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
+	at := int(args[0].AsInt())
+	for i, v := range args[1:] {
+		if i != at && (!v.IsString() || strings.ContainsAny(v.AsString(), `&<>'"`)) {
+			return v, unfollowed("a sum of a value marked as safe and one that is to be escaped")
+		}
+	}
+	return helpAdd(r, args[1:], nil)
 }
 
 func helpConcat(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {

@@ -18,10 +18,10 @@ type rewriter struct {
 	clock   bool
 
 	// What is assigned anywhere in the template, by name.
-	macros     map[string]*node // defined once, and never anything else
-	namespaces map[string]bool  // only ever namespace(...)
-	assigned   map[string]bool  // by set or as a parameter
-	markup     map[string]bool  // a value marked as safe
+	macros     map[string]*node          // defined once, and never anything else
+	namespaces map[*node]map[string]bool // only ever namespace(...), by macro
+	assigned   map[string]bool           // by set or as a parameter
+	markup     map[string]bool           // a value marked as safe
 	// given are the macros' parameters that are given namespaces.
 	given map[*node]map[string]bool
 	// passed are how many arguments the call blocks of a macro take.
@@ -91,33 +91,19 @@ func rename(name string) string {
 
 func newRewriter(nodes []*node) *rewriter {
 	w := &rewriter{
-		helpers: map[string]helper{}, macros: map[string]*node{}, namespaces: map[string]bool{},
+		helpers: map[string]helper{}, macros: map[string]*node{}, namespaces: map[*node]map[string]bool{},
 		assigned: map[string]bool{}, passed: map[string][]int{}, set: map[string]bool{},
 		markup: map[string]bool{}, given: map[*node]map[string]bool{},
 	}
-	others := map[string]bool{} // bound as neither a macro nor a namespace
 	twice := map[string]bool{}
-	bind := func(e *expr) {
-		e.walk(func(e *expr) {
-			if e.kind == exprName {
-				others[e.name] = true
-			}
-		})
-	}
 	walkNodes(nodes, func(n *node) {
 		switch n.kind {
-		case nodeSet:
-			if n.target.kind == exprName && isCallOf(n.expr, "namespace") {
-				w.namespaces[n.target.name] = true
-			} else {
-				bind(n.target)
-			}
-			n.target.walk(func(e *expr) { w.assigned[e.name] = true })
-		case nodeSetBlock, nodeFor:
-			bind(n.target)
-			if n.kind == nodeSetBlock {
-				w.assigned[n.target.name] = true
-			}
+		case nodeSet, nodeSetBlock:
+			n.target.walk(func(e *expr) {
+				if e.kind == exprName {
+					w.assigned[e.name] = true
+				}
+			})
 		case nodeMacro:
 			twice[n.name] = twice[n.name] || w.macros[n.name] != nil
 			w.macros[n.name] = n
@@ -132,23 +118,68 @@ func newRewriter(nodes []*node) *rewriter {
 			w.passed[name] = append(w.passed[name], len(n.params))
 		}
 	}, nil)
-	for name := range w.namespaces {
-		if others[name] || w.macros[name] != nil {
-			delete(w.namespaces, name)
-			others[name] = true
-		}
-	}
 	for name := range w.macros {
-		if others[name] || twice[name] {
+		if w.assigned[name] || twice[name] {
 			delete(w.macros, name)
 			w.assigned[name] = true
 		}
 	}
+	w.findNamespaces(nil, nodes)
 	for w.findMarkup(nodes) {
 	}
 	for w.findGiven(nodes) {
 	}
 	return w
+}
+
+// findNamespaces notes the variables that nodes, which are in a macro or
+// outside of all, only ever assign a namespace. What is assigned in a macro is
+// its own.
+func (w *rewriter) findNamespaces(in *node, nodes []*node) {
+	found, others := map[string]bool{}, map[string]bool{}
+	var collect func([]*node)
+	collect = func(nodes []*node) {
+		for _, n := range nodes {
+			switch {
+			case n.kind == nodeMacro:
+				w.findNamespaces(n, n.body)
+				continue
+			case n.kind == nodeSet && n.target.kind == exprName && isCallOf(n.expr, "namespace"):
+				found[n.target.name] = true
+			case n.kind == nodeSet, n.kind == nodeSetBlock:
+				n.target.walk(func(e *expr) {
+					if e.kind == exprName {
+						others[e.name] = true
+					}
+				})
+			}
+			collect(n.body)
+			collect(n.elifs)
+			collect(n.orElse)
+		}
+	}
+	collect(nodes)
+	own := map[string]bool{} // false for what is something else here
+	for name := range found {
+		own[name] = !others[name] && !isParameter(in, name)
+	}
+	for name := range others {
+		own[name] = false
+	}
+	w.namespaces[in] = own
+}
+
+// holdsNamespace reports whether a variable that no loop binds holds a
+// namespace in a macro, or outside of all.
+func (w *rewriter) holdsNamespace(in *node, name string) bool {
+	if own, ok := w.namespaces[in][name]; ok {
+		return own
+	}
+	return !isParameter(in, name) && w.namespaces[nil][name]
+}
+
+func isCallOf(e *expr, name string) bool {
+	return e.kind == exprCall && e.args[0].kind == exprName && e.args[0].name == name
 }
 
 // findMarkup notes the variables that are assigned something marked as safe. It
@@ -171,6 +202,8 @@ func (w *rewriter) isMarkup(e *expr) bool {
 		return w.markup[e.name]
 	case exprFilter:
 		return e.name == "safe" || e.name == "string" && w.isMarkup(e.args[0])
+	case exprBinary:
+		return e.name == "+" && slices.ContainsFunc(e.args, w.isMarkup)
 	case exprCond, exprAnd, exprOr:
 		return slices.ContainsFunc(e.args, func(e *expr) bool { return e != nil && w.isMarkup(e) })
 	}
@@ -191,7 +224,7 @@ func (w *rewriter) findGiven(nodes []*node) (more bool) {
 					continue
 				}
 				name := macro.params[i].name
-				if (w.given[in][a.name] || w.namespaces[a.name] && !isParameter(in, a.name)) && !w.given[macro][name] {
+				if (w.given[in][a.name] || w.holdsNamespace(in, a.name)) && !w.given[macro][name] {
 					if w.given[macro] == nil {
 						w.given[macro] = map[string]bool{}
 					}
@@ -230,7 +263,7 @@ func (w *rewriter) isNamespace(e *expr) bool {
 	if b := w.find(e.name); b != nil {
 		return b.namespace
 	}
-	return w.namespaces[e.name]
+	return w.holdsNamespace(w.inMacro, e.name)
 }
 
 // macro returns the macro that e names, nil for none.
@@ -239,10 +272,6 @@ func (w *rewriter) macro(e *expr) *node {
 		return nil
 	}
 	return w.macros[e.name]
-}
-
-func isCallOf(e *expr, name string) bool {
-	return e.kind == exprCall && e.args[0].kind == exprName && e.args[0].name == name
 }
 
 func (w *rewriter) rewrite(nodes []*node) (err error) {
@@ -585,7 +614,7 @@ func (w *rewriter) setNode(n *node, root bool) {
 		if b := w.find(name); b != nil && b.namespace {
 			w.refuse(n.line, "an assignment to a parameter that holds a namespace")
 		}
-		if isCallOf(n.expr, "namespace") && w.namespaces[name] {
+		if isCallOf(n.expr, "namespace") && w.find(name) == nil && w.holdsNamespace(w.inMacro, name) {
 			call := n.expr
 			if len(call.args) > 1 || call.star != nil || call.starStar != nil {
 				w.refuse(n.line, "a namespace made of something else")
@@ -739,7 +768,7 @@ func (w *rewriter) output(e *expr) {
 		w.soft = soft
 		return
 	case exprBinary:
-		if operands := sum(e); operands != nil && w.isText(operands) {
+		if operands := sum(e); operands != nil && w.isText(operands) && !w.isMarkup(e) {
 			for _, part := range operands {
 				w.textOutput(part)
 			}
@@ -774,7 +803,7 @@ func (w *rewriter) markupExpr(e *expr) string {
 // string.
 func (w *rewriter) textOutput(e *expr) {
 	switch {
-	case e.kind == exprBinary && w.kind(e) == kindText:
+	case e.kind == exprBinary && w.kind(e) == kindText && !w.isMarkup(e):
 		for _, part := range sum(e) {
 			w.textOutput(part)
 		}
@@ -1379,6 +1408,9 @@ func (w *rewriter) test(e *expr) string {
 
 func (w *rewriter) binary(e *expr) string {
 	if operands := sum(e); operands != nil {
+		if w.isMarkup(e) {
+			return w.markupSum(operands)
+		}
 		if len(operands) == 2 && w.kind(e.args[0]) == kindCount && w.kind(e.args[1]) == kindCount {
 			return "(" + w.expr(e.args[0]) + " + " + w.expr(e.args[1]) + ")"
 		}
@@ -1389,6 +1421,20 @@ func (w *rewriter) binary(e *expr) string {
 	}
 	spelled := map[string]string{"-": "subtract", "*": "multiply", "/": "divide", "//": "floor", "%": "modulo", "**": "power"}[e.name]
 	return w.helper(spelled, helpArithmetic(e.name)) + "(" + w.plain(e.args) + ")"
+}
+
+// markupSum adds strings of which one may be marked as safe: Python then escapes
+// the others for HTML, which changes nothing unless they hold such characters.
+func (w *rewriter) markupSum(operands []*expr) string {
+	at := slices.IndexFunc(operands, w.isMarkup)
+	list := []string{strconv.Itoa(at)}
+	for i, e := range operands {
+		if i != at && w.isMarkup(e) {
+			w.refuse(e.line, "a sum of several values marked as safe")
+		}
+		list = append(list, w.markupExpr(e))
+	}
+	return w.helper("add_markup", helpAddMarkup) + "(" + strings.Join(list, ", ") + ")"
 }
 
 func (w *rewriter) compare(e *expr) string {
@@ -1414,8 +1460,10 @@ var comparisonNames = map[string]string{"==": "eq", "!=": "ne", "<": "lt", "<=":
 func (w *rewriter) comparison(op string, a, b *expr) string {
 	left, right := w.kind(a), w.kind(b)
 	native := false
+	operand := w.expr
 	switch op {
 	case "==", "!=":
+		operand = w.markupExpr
 		native = left != kindAny || right != kindAny
 	case "in", "not in":
 		native = left == kindText && right == kindText ||
@@ -1427,7 +1475,7 @@ func (w *rewriter) comparison(op string, a, b *expr) string {
 		native = left == kindCount && right == kindCount || left == kindText && right == kindText
 	}
 	if native {
-		return "(" + w.expr(a) + " " + op + " " + w.expr(b) + ")"
+		return "(" + operand(a) + " " + op + " " + operand(b) + ")"
 	}
-	return w.helper(comparisonNames[op], helpCompare(op)) + "(" + w.expr(a) + ", " + w.expr(b) + ")"
+	return w.helper(comparisonNames[op], helpCompare(op)) + "(" + operand(a) + ", " + operand(b) + ")"
 }
