@@ -121,6 +121,7 @@ type rendering struct {
 	bytes   int
 	calls   int
 	buffer  []byte
+	first   bool // see helpFirst
 }
 
 func newRendering(helpers map[string]helper) *rendering {
@@ -139,7 +140,7 @@ func newRendering(helpers map[string]helper) *rendering {
 
 func (r *rendering) begin(now time.Time) {
 	r.now, r.started = now, time.Now()
-	r.checks, r.steps, r.bytes, r.calls = 0, 0, 0, 0
+	r.checks, r.steps, r.bytes, r.calls, r.first = 0, 0, 0, 0, false
 }
 
 // spend counts steps that are about to be taken.

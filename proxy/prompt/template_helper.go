@@ -126,6 +126,21 @@ func helpText(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja
 	return args[0], r.grow(len(args[0].AsString()))
 }
 
+// helpFirst tells the filter that it is the input of that only the first item
+// is wanted: Python does not compute more.
+func helpFirst(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
+	r.first = true
+	return args[0], nil
+}
+
+// takeFirst reports whether only the first item is wanted of what a filter
+// computes.
+func (r *rendering) takeFirst() bool {
+	first := r.first
+	r.first = false
+	return first
+}
+
 // helpReversed returns what the filter reverse makes of a string. Of anything
 // else it makes an iterator.
 func helpReversed(_ *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {

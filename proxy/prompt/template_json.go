@@ -148,7 +148,7 @@ func appendJSONString(b []byte, s string, ascii bool) []byte {
 	start := 0
 	for i := 0; i < len(s); {
 		c := s[i]
-		if c >= ' ' && c != '"' && c != '\\' && (c < utf8.RuneSelf || !ascii) {
+		if c >= ' ' && c != '"' && c != '\\' && (c < 0x7f || !ascii) {
 			i++
 			continue
 		}

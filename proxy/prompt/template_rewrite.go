@@ -465,7 +465,7 @@ func (w *rewriter) capture(nodes []*node, chain func(string) string) {
 	w.nested--
 	w.tag("endcall")
 	w.tag("endset")
-	w.value(w.printed(chain(name)))
+	w.value(w.helper("onlytext", helpText) + "(" + chain(name) + ")")
 }
 
 // printed returns what writes a value as Python prints it.
@@ -512,24 +512,26 @@ func (w *rewriter) forNode(n *node) {
 		names = append(names, binding{name: t.name, definite: definite && !w.assigned[t.name]})
 		spelled = append(spelled, rename(t.name))
 	}
-	if len(targets) == 0 {
-		w.refuse(n.line, "a loop without variables")
+	if len(targets) == 0 || len(targets) == 1 && n.target.kind == exprTuple {
+		w.refuse(n.line, "a loop that unpacks to one variable")
+	}
+	if isGroups(n.expr) && len(targets) != 2 {
+		w.refuse(n.line, "a group that is not unpacked")
 	}
 	soft := w.soft
 	w.soft = false
 	iterable := w.iterate(n.expr, bound)
 	target := strings.Join(spelled, ", ")
-	if len(targets) == 1 && n.target.kind == exprTuple || len(targets) > 2 {
+	if len(targets) > 2 {
 		target = fmt.Sprintf("__item%d", w.temp())
 	}
-	if bound.pairs > 0 && !isPairs(n.expr) {
-		for _, b := range n.body {
-			walkNodes([]*node{b}, func(n *node) {
-				if n.kind == nodeBreak {
-					w.refuse(n.line, "a break in a loop that unpacks")
-				}
-			}, nil)
-		}
+	if bound.pairs > 0 && !isPairs(n.expr) || w.iterates(n.expr) == generator {
+		// Python would not see what is wrong with an item behind the break.
+		walkNodes(n.body, func(n *node) {
+			if n.kind == nodeBreak {
+				w.refuse(n.line, "a break in a loop that unpacks or computes its items")
+			}
+		}, nil)
 	}
 	test := ""
 	if n.test != nil {
@@ -572,6 +574,10 @@ func isPairs(e *expr) bool {
 	return e.kind == exprCall && e.args[0].kind == exprAttr && e.args[0].name == "items" ||
 		e.kind == exprFilter && (e.name == "items" || e.name == "dictsort")
 }
+
+// isGroups reports whether e yields what groupby returns: pairs that have
+// names for their parts.
+func isGroups(e *expr) bool { return e.kind == exprFilter && e.name == "groupby" }
 
 // iterate returns an expression for what a loop goes through.
 func (w *rewriter) iterate(e *expr, loop binding) string {
@@ -1087,6 +1093,16 @@ func (w *rewriter) namespace(object *expr, name string) string {
 func (w *rewriter) item(e *expr) string {
 	object, key := e.args[0], e.args[1]
 	if key.kind == exprSlice {
+		// Jinja computes slices of constants beforehand, where errors are
+		// undefined values.
+		if _, text := object.value.(string); object.kind == exprConst && !text {
+			w.refuse(e.line, "a slice of such a constant")
+		}
+		for _, bound := range key.args {
+			if bound != nil && bound.kind == exprConst && bound.value != nil && w.kind(bound) != kindCount && w.kind(bound) != kindBool {
+				w.refuse(e.line, "such a slice")
+			}
+		}
 		bounds := make([]string, 3)
 		for i, bound := range key.args {
 			bounds[i] = "none"
@@ -1097,8 +1113,8 @@ func (w *rewriter) item(e *expr) string {
 		return w.helper("slice", helpSlice) + "(" + w.expr(object) + ", " + strings.Join(bounds, ", ") + ")"
 	}
 	if name, ok := key.value.(string); ok && key.kind == exprConst {
-		if w.isNamespace(object) {
-			w.refuse(e.line, "an item of a namespace")
+		if w.isNamespace(object) && !strings.HasPrefix(name, "_") {
+			return w.namespace(object, name)
 		}
 		if object.kind == exprName && w.definite(object) && !isTypeAttribute(name) {
 			return w.expr(object) + "[" + literal(name) + "]"
@@ -1283,6 +1299,9 @@ func (w *rewriter) methodCall(e, callee *expr) string {
 		}
 		return "loop." + name + "(" + args + ")"
 	}
+	if unfollowedMethods[name] {
+		w.refuse(e.line, "a call of %s", name)
+	}
 	if w.isNamespace(object) || w.macro(object) != nil {
 		w.refuse(e.line, "a call of an attribute of %s", object.name)
 	}
@@ -1337,6 +1356,11 @@ func (w *rewriter) filterInput(e *expr) string {
 			return w.markupExpr(input)
 		}
 		return w.expr(input)
+	case isGroups(input):
+	case e.name == "first" && w.iterates(input) == generator && input.name != "reverse" && input.name != "items":
+		if w.iterates(input.args[0]) != generator && !isSafe(input) {
+			return w.filterCall(input, w.helper("first", helpFirst)+"("+w.filterInput(input)+")")
+		}
 	case consuming[e.name], w.iterates(input) == view && (e.name == "length" || e.name == "count" || e.name == "last" || e.name == "reverse"):
 		return w.iterator(input)
 	}
@@ -1469,6 +1493,9 @@ func (w *rewriter) comparison(op string, a, b *expr) string {
 		native = left == kindText && right == kindText ||
 			(b.kind == exprList || b.kind == exprTuple) && !slices.ContainsFunc(b.args, func(e *expr) bool { return e.kind != exprConst })
 		if !native {
+			if w.iterates(b) == generator {
+				w.refuse(b.line, "a search in what a filter computes")
+			}
 			return w.helper(comparisonNames[op], helpCompare(op)) + "(" + w.expr(a) + ", " + w.iterator(b) + ")"
 		}
 	default:
