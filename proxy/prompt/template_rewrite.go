@@ -36,6 +36,13 @@ type rewriter struct {
 	set      map[string]bool // namespaces that are sure to be assigned
 	temps    int
 	depth    int
+	// run is what is to be written next, with the arguments printed; runs are
+	// those before. captured counts the blocks around whose text the library
+	// gathers.
+	run      []segment
+	printed  []string
+	runs     [][]segment
+	captured int
 	// mayBeMarkup is whether the expression that is written next may be marked
 	// as safe, without its use telling that from a string.
 	mayBeMarkup bool
@@ -45,9 +52,8 @@ type rewriter struct {
 type binding struct {
 	name string
 	// definite is whether it is never undefined; loop whether it is a loop's
-	// variable "loop", with weight being what an iteration counts for.
+	// variable "loop", whose items are unpacked to so many variables.
 	definite, loop bool
-	weight         int
 	pairs          int
 	// namespace is whether it is a parameter that is always given one.
 	namespace bool
@@ -285,6 +291,7 @@ func (w *rewriter) rewrite(nodes []*node) (err error) {
 		}
 	}()
 	w.nodes(nodes, true)
+	w.flush()
 	return nil
 }
 
@@ -301,67 +308,62 @@ func (w *rewriter) helper(name string, h helper) string {
 
 // tag writes a statement that takes no white space with it.
 func (w *rewriter) tag(format string, args ...any) {
+	w.flush()
 	w.out.WriteString("{%+ ")
 	fmt.Fprintf(&w.out, format, args...)
 	w.out.WriteString(" +%}")
 }
 
-// value writes an output whose text is the library's.
-func (w *rewriter) value(e string) {
+// evaluate writes an expression whose value is of no interest.
+func (w *rewriter) evaluate(e string) {
+	w.flush()
 	w.out.WriteString("{{ " + e + " }}")
 }
 
-// longText is how much text may stand in a loop's body without being counted
-// by itself.
-const longText = 512
+// segment is part of a run: what a template writes in one go.
+type segment struct {
+	text string // what is written, unless it is an argument
+	// argument is whether the next argument is written instead; onlyText
+	// whether that must be a string, as it is added to one.
+	argument, onlyText bool
+}
 
+// text writes s.
 func (w *rewriter) text(s string) {
-	switch {
-	case s == "":
-	case len(s) > longText && (len(w.bindings) > 0 || w.inMacro != nil):
-		v := jinja.NewString(s)
-		w.value(w.helper("text"+strconv.Itoa(w.temp()), func(r *rendering, _ []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
-			return v, r.grow(len(s))
-		}) + "()")
-	case strings.Contains(s, "{"):
-		w.value(literal(s))
-	default:
-		w.out.WriteString(s)
+	if s == "" {
+		return
 	}
+	if n := len(w.run); n > 0 && !w.run[n-1].argument {
+		w.run[n-1].text += s
+		return
+	}
+	w.run = append(w.run, segment{text: s})
+}
+
+// print writes what an expression of the library's yields.
+func (w *rewriter) print(e string, onlyText bool) {
+	w.run = append(w.run, segment{argument: true, onlyText: onlyText})
+	w.printed = append(w.printed, e)
+}
+
+// flush writes the run that has been gathered. Outside of what is captured the
+// text goes straight to the rendering, and the library writes nothing.
+func (w *rewriter) flush() {
+	if len(w.run) == 0 {
+		return
+	}
+	name := w.helper("write", helpWrite)
+	if w.captured > 0 {
+		name = w.helper("text", helpText)
+	}
+	w.out.WriteString("{{ " + strings.Join(append([]string{name + "(" + strconv.Itoa(len(w.runs))}, w.printed...), ", ") + ") }}")
+	w.runs = append(w.runs, w.run)
+	w.run, w.printed = nil, nil
 }
 
 func (w *rewriter) temp() int {
 	w.temps++
 	return w.temps
-}
-
-// weight is what an iteration over nodes counts for: it may write so much text
-// that is not counted by itself.
-func weight(nodes []*node) int {
-	bytes := 0
-	var count func([]*node)
-	count = func(nodes []*node) {
-		for _, n := range nodes {
-			if len(n.text) <= longText {
-				bytes += len(n.text)
-			}
-			bytes += 16
-			if n.kind == nodeOutput {
-				n.expr.walk(func(e *expr) {
-					if s, ok := e.value.(string); ok {
-						bytes += min(len(s), longText)
-					}
-				})
-			}
-			if n.kind != nodeFor {
-				count(n.body)
-				count(n.elifs)
-				count(n.orElse)
-			}
-		}
-	}
-	count(nodes)
-	return 1 + bytes/256
 }
 
 func (w *rewriter) nodes(nodes []*node, root bool) {
@@ -422,11 +424,7 @@ func (w *rewriter) node(n *node, root bool) {
 		w.nested--
 		w.tag("endcall")
 	case nodeGeneration:
-		w.tag("call %s()", w.helper("with", helpWith))
-		w.nested++
-		w.within(n.body, false)
-		w.nested--
-		w.tag("endcall")
+		w.scoped(n.body)
 	case nodeBreak, nodeContinue:
 		if w.loops == 0 {
 			w.refuse(n.line, "break or continue outside of a loop's own body")
@@ -457,19 +455,35 @@ func (w *rewriter) filterChain(e *expr) func(string) string {
 // capture writes nodes so that their text, in a scope of their own, goes
 // through filters and is then written.
 func (w *rewriter) capture(nodes []*node, chain func(string) string) {
+	name := w.gather(func() { w.scoped(nodes) })
+	w.print(chain(name), true)
+}
+
+// gather writes a block whose text the library gathers in a variable, and
+// returns its name.
+func (w *rewriter) gather(write func()) string {
 	name := fmt.Sprintf("__body%d", w.temp())
+	w.gatherTo(name, write)
+	return name
+}
+
+func (w *rewriter) gatherTo(name string, write func()) {
 	w.tag("set %s", name)
+	w.captured++
+	write()
+	w.flush()
+	w.captured--
+	w.tag("endset")
+}
+
+// scoped writes nodes in a scope of their own.
+func (w *rewriter) scoped(nodes []*node) {
 	w.tag("call %s()", w.helper("with", helpWith))
 	w.nested++
 	w.within(nodes, false)
 	w.nested--
 	w.tag("endcall")
-	w.tag("endset")
-	w.value(w.helper("onlytext", helpText) + "(" + chain(name) + ")")
 }
-
-// printed returns what writes a value as Python prints it.
-func (w *rewriter) printed(e string) string { return w.helper("print", helpPrint) + "(" + e + ")" }
 
 func (w *rewriter) ifNode(n *node) {
 	soft := w.soft
@@ -489,7 +503,7 @@ func (w *rewriter) ifNode(n *node) {
 }
 
 func (w *rewriter) forNode(n *node) {
-	bound := binding{name: "loop", loop: true, definite: true, weight: weight(n.body)}
+	bound := binding{name: "loop", loop: true, definite: true}
 	var targets []*expr
 	switch n.target.kind {
 	case exprName:
@@ -548,25 +562,83 @@ func (w *rewriter) forNode(n *node) {
 		test = " if " + w.expr(n.test)
 		w.bindings = w.bindings[:before]
 	}
-	recursive := ""
-	if n.recursive {
-		recursive = " recursive"
+	if fields, ok := w.loopFields(n); ok {
+		w.each(n, spelled, fields, names)
+		w.soft = soft
+		return
 	}
-	w.tag("for %s in %s%s%s", target, iterable, test, recursive)
-	if target != strings.Join(spelled, ", ") {
-		for i, name := range spelled {
-			w.tag("set %s = %s[%d]", name, target, i)
+	write := func() {
+		recursive := ""
+		if n.recursive {
+			recursive = " recursive"
 		}
+		w.tag("for %s in %s%s%s", target, iterable, test, recursive)
+		if target != strings.Join(spelled, ", ") {
+			for i, name := range spelled {
+				w.tag("set %s = %s[%d]", name, target, i)
+			}
+		}
+		w.loops++
+		w.within(n.body, true, names...)
+		w.loops--
+		if n.orElse != nil {
+			w.tag("else")
+			w.within(n.orElse, true)
+		}
+		w.tag("endfor")
 	}
-	w.loops++
-	w.within(n.body, true, names...)
-	w.loops--
-	if n.orElse != nil {
-		w.tag("else")
-		w.within(n.orElse, true)
+	if n.recursive {
+		w.print(w.gather(write), true)
+	} else {
+		write()
 	}
-	w.tag("endfor")
 	w.soft = soft
+}
+
+// loopFields returns which fields of "loop" a loop's body uses. ok is false
+// when the loop must be one of the library's: it does more, or the library
+// gathers its text.
+func (w *rewriter) loopFields(n *node) (fields []string, ok bool) {
+	if w.captured > 0 || n.recursive || n.test != nil || n.orElse != nil {
+		return nil, false
+	}
+	ok = true
+	mentioned, asField := 0, 0
+	walkNodes(n.body, func(n *node) {
+		ok = ok && n.kind != nodeBreak && n.kind != nodeContinue
+	}, func(e *expr) {
+		if e.kind == exprName && e.name == "loop" {
+			mentioned++
+		}
+		if e.kind == exprAttr && e.args[0].kind == exprName && e.args[0].name == "loop" {
+			if _, known := loopFields[e.name]; known && e.name != "depth" && e.name != "depth0" {
+				asField++
+				if !slices.Contains(fields, e.name) {
+					fields = append(fields, e.name)
+				}
+			}
+		}
+	})
+	return fields, ok && mentioned == asField
+}
+
+// each writes a loop as a call block, which does less for each item than a loop
+// of the library's.
+func (w *rewriter) each(n *node, targets, fields []string, bound []binding) {
+	helper := "each"
+	if len(targets) > 1 {
+		helper += strconv.Itoa(len(targets))
+	}
+	if len(fields) > 0 {
+		slices.Sort(fields)
+		targets = append(targets, "loop")
+	}
+	helper = w.helper(strings.Join(append([]string{helper}, fields...), "_"), helpEach(bound[0].pairs, fields))
+	w.tag("call(%s) %s(%s)", strings.Join(targets, ", "), helper, w.iterator(n.expr))
+	w.nested++
+	w.within(n.body, false, bound...)
+	w.nested--
+	w.tag("endcall")
 }
 
 // isPairs reports whether an expression yields pairs only.
@@ -581,11 +653,11 @@ func isGroups(e *expr) bool { return e.kind == exprFilter && e.name == "groupby"
 
 // iterate returns an expression for what a loop goes through.
 func (w *rewriter) iterate(e *expr, loop binding) string {
-	name := fmt.Sprintf("iterate%d", loop.weight)
+	name := "iterate"
 	if loop.pairs > 0 {
-		name += fmt.Sprintf("by%d", loop.pairs)
+		name += strconv.Itoa(loop.pairs)
 	}
-	return w.helper(name, helpIterate(loop.weight, loop.pairs)) + "(" + w.iterator(e) + ")"
+	return w.helper(name, helpIterate(loop.pairs)) + "(" + w.iterator(e) + ")"
 }
 
 // yieldsUndefined reports whether iterating over e may yield undefined values.
@@ -655,13 +727,7 @@ func (w *rewriter) setBlock(n *node) {
 	}
 	name := n.target.name
 	w.checkAssigned(name, n.line)
-	w.tag("set %s", rename(name))
-	w.tag("call %s()", w.helper("with", helpWith))
-	w.nested++
-	w.within(n.body, false)
-	w.nested--
-	w.tag("endcall")
-	w.tag("endset")
+	w.gatherTo(rename(name), func() { w.scoped(n.body) })
 	if n.expr != nil {
 		w.tag("set %s = %s", rename(name), w.filterChain(n.expr)(rename(name)))
 	}
@@ -693,9 +759,12 @@ func (w *rewriter) macroNode(n *node) {
 		params = append(params, spelled)
 	}
 	w.tag("macro %s(%s)", rename(n.name), strings.Join(params, ", "))
-	w.value(w.helper("enter", helpEnter) + "()")
+	w.evaluate(w.helper("enter", helpEnter) + "()")
+	w.captured++
 	w.within(n.body, false, bound...)
-	w.value(w.helper("leave", helpLeave) + "()")
+	w.flush()
+	w.captured--
+	w.evaluate(w.helper("leave", helpLeave) + "()")
 	w.tag("endmacro")
 	w.inMacro, w.soft = nil, soft
 }
@@ -720,14 +789,15 @@ func (w *rewriter) callNode(n *node) {
 	}
 	call := w.macroCall(n.expr, macro)
 	if len(params) > 0 {
-		w.tag("call(%s) %s", strings.Join(params, ", "), call)
-	} else {
-		w.tag("call %s", call)
+		call = "(" + strings.Join(params, ", ") + ") " + call
 	}
-	w.nested++
-	w.within(n.body, false, bound...)
-	w.nested--
-	w.tag("endcall")
+	w.print(w.gather(func() {
+		w.tag("call %s", call)
+		w.nested++
+		w.within(n.body, false, bound...)
+		w.nested--
+		w.tag("endcall")
+	}), true)
 }
 
 // checkName refuses names that cannot be told from ours or the library's.
@@ -786,11 +856,7 @@ func (w *rewriter) output(e *expr) {
 			return
 		}
 	}
-	if w.kind(e) != kindAny {
-		w.value(w.markupExpr(e))
-		return
-	}
-	w.value(w.printed(w.markupExpr(e)))
+	w.print(w.markupExpr(e), false)
 }
 
 // isSafe reports whether e is the filter safe. What it returns is written like
@@ -816,7 +882,7 @@ func (w *rewriter) textOutput(e *expr) {
 	case w.kind(e) == kindText:
 		w.output(e)
 	default:
-		w.value(w.helper("onlytext", helpText) + "(" + w.expr(e) + ")")
+		w.print(w.expr(e), true)
 	}
 }
 
@@ -1078,7 +1144,7 @@ func (w *rewriter) attr(e *expr) string {
 	if object.kind == exprName && w.definite(object) && !isTypeAttribute(e.name) {
 		return w.expr(object) + "." + e.name
 	}
-	return w.helper("attr_"+e.name, helpAttr(e.name)) + "(" + w.expr(object) + ")"
+	return w.helper("attr", helpAttr) + "(" + w.expr(object) + ", " + literal(e.name) + ")"
 }
 
 func (w *rewriter) namespace(object *expr, name string) string {
@@ -1311,7 +1377,7 @@ func (w *rewriter) methodCall(e, callee *expr) string {
 	if args != "" {
 		args = ", " + args
 	}
-	return w.helper("call_"+name, helpCall(name)) + "(" + w.expr(object) + args + ")"
+	return w.helper("call", helpCall) + "(" + w.expr(object) + ", " + literal(name) + args + ")"
 }
 
 // iterates is what can be done with what an expression returns.
