@@ -49,7 +49,7 @@ func (t *Tokenizer) AppendPlain(dst []uint32, text string) (_ []uint32, ok bool)
 	if !ok {
 		return dst, false
 	}
-	return p.appendPlain(dst, text, nil)
+	return p.appendPlain(dst, text, t.cached)
 }
 
 // Token returns the id of one token by its text, such as <|im_start|>.
