@@ -96,7 +96,7 @@ func hostileChats() map[string]string {
 		`{"role":"tool","tool_call_id":"abcdefghi","content":"r"},`
 	tool := `{"type":"function","function":{"name":"f","description":"d","parameters":{"type":"object","properties":{"a":{"type":"string","default":1.5}}}}},`
 	deep := strings.Repeat(`{"type":"object","nullable":true,"properties":{"a":`, 90) + `{"type":"string"}` + strings.Repeat("}}", 90)
-	parts := strings.Repeat(`{"type":"text","text":"a "},`, 50_000)
+	parts := strings.Repeat(`{"type":"text","text":"a "},`, 20_000)
 	hi := message("user", `"hi"`)
 	return map[string]string{
 		"4 MB of one letter":    chat(message("user", quoted(strings.Repeat("a", 4<<20))), ""),
@@ -104,9 +104,9 @@ func hostileChats() map[string]string {
 		"4 MB of brackets":      chat(hi+strings.Replace(call, `"r"`, quoted(strings.Repeat("[", 4<<20)), 1), ""),
 		"50,000 messages":       chat(strings.Repeat(hi+message("assistant", `"yo"`), 25_000)+hi, ""),
 		"50,000 of one role":    chat(strings.Repeat(hi, 50_000), ""),
-		"25,000 calls":          chat(hi+strings.Repeat(call, 25_000), ""),
+		"10,000 calls":          chat(hi+strings.Repeat(call, 10_000), ""),
 		"a call id of 4 MB":     chat(hi+strings.ReplaceAll(call, "abcdefghi", strings.Repeat("é", 2<<20)+"abcdefghi"), ""),
-		"50,000 parts":          chat(message("user", "["+strings.TrimSuffix(parts, ",")+"]"), ""),
+		"20,000 parts":          chat(message("user", "["+strings.TrimSuffix(parts, ",")+"]"), ""),
 		"1,000 tools":           chat(hi, `,"tools":[`+strings.TrimSuffix(strings.Repeat(tool, 1000), ",")+`]`),
 		"a deep schema":         chat(hi, `,"tools":[`+strings.Replace(strings.TrimSuffix(tool, ","), `{"type":"string","default":1.5}`, deep, 1)+`]`),
 		"a description of 4 MB": chat(hi, `,"tools":[`+strings.Replace(strings.TrimSuffix(tool, ","), `"d"`, quoted(strings.Repeat(`\n`, 2<<20)), 1)+`]`),
