@@ -141,7 +141,7 @@ func (o *outline) scan(kind Kind, body []byte) Reason {
 			return Malformed
 		}
 		start = skipSpace(body, i+1)
-		if i = skipValue(body, start); i < 0 {
+		if i = skipValue(body, start); i < 0 || !maybeValue(body[start:i]) {
 			return Malformed
 		}
 		if ok && bears[kind]&(1<<m) != 0 {
@@ -245,6 +245,17 @@ func skipValue(b []byte, i int) int {
 	return -1
 }
 
+// maybeValue tells values from words that are none. It looks only at those
+// without brackets or quotes.
+func maybeValue(raw []byte) bool {
+	if strings.IndexByte("\"{[", raw[0]) >= 0 {
+		return true
+	}
+	d := decoder{text: string(raw)}
+	_, ok := d.decode()
+	return ok
+}
+
 func nonEmpty(start, i int) int {
 	if start == i {
 		return -1
@@ -320,7 +331,7 @@ func (o *outline) refusal() Reason {
 	switch {
 	case !o.null(memberTruncate):
 		return Truncated
-	case !o.null(memberPromptEmbeds):
+	case !o.null(memberPromptEmbeds) && string(o.raw(memberPromptEmbeds)) != "[]":
 		return Embeds
 	}
 	if !o.null(memberTemplate) {

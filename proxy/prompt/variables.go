@@ -90,7 +90,9 @@ func (m *Model) variables(r *chatRequest) (map[string]jinja.Value, Reason) {
 			}
 			switch name {
 			case "tokenize":
-				return nil, Unfollowed
+				if v.IsTruthy() {
+					return nil, Unfollowed // renders and tokenizes in one
+				}
 			case "conversation", "model_config", "tokenizer", "self":
 				return nil, Malformed // given twice
 			case "return_assistant_tokens_mask":
