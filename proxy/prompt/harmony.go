@@ -304,7 +304,8 @@ func (m *message) flatText() (text string, there bool, _ Reason) {
 	switch {
 	case content.IsString():
 		return content.AsString(), true, Exact
-	case isNull(content):
+	case isNull(content), m.lazy:
+		// vLLM looks for text in lists only.
 		return "", false, Exact
 	case !content.IsList():
 		return "", false, Malformed

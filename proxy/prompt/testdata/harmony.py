@@ -198,6 +198,13 @@ def bodies():
     yield {"messages": [{"role": "weird", "content": "x"}]}
     yield {"messages": [{"role": "function", "name": "f", "content": "x"}]}
     yield {"messages": [user(None)]}
+    # Fields of other types decide which model of messages pydantic takes, and
+    # so whether parts are a list or an iterator.
+    for role in ("user", "system", "developer", "assistant"):
+        for more in ({"task": 1}, {"task": 1, "tool_calls": []}, {"reasoning": None}):
+            yield {"messages": [{"role": role, "content": text("a", "b"), **more}, hi]}
+            yield {"messages": [hi, {"role": role, "content": text("a", "b"), **more}, hi]}
+    yield {"messages": [hi, assistant(text("a"), task=1, tool_calls=[call("c", "f", "")]), result("c", text("r"), task=1)]}
     # Reasoning.
     for reasoning in ({"reasoning": "think"}, {"reasoning_content": "think"}, {"reasoning": "a", "reasoning_content": "b"}, {"reasoning": None, "reasoning_content": "b"},
                       {"reasoning": "", "reasoning_content": "b"}, {"reasoning": ""}, {"reasoning": "think <|end|>"}):

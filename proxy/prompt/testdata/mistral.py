@@ -176,6 +176,12 @@ def bodies():
     for effort in (None, "none", "minimal", "low", "high", "max"):
         yield {"messages": [system("s"), hi, assistant("a"), hi], "reasoning_effort": effort, "tools": [weather]}
         yield {"messages": [system("s")], "reasoning_effort": effort}
+    # Fields of other types decide which model of messages pydantic takes, and
+    # so whether parts are a list or an iterator, which vLLM reads up.
+    for role in ("user", "system", "developer", "assistant"):
+        yield {"messages": [hi, {"role": role, "content": text("a", "b"), "task": 1}, hi]}
+    yield {"messages": [hi, assistant(text("a"), task=1, tool_calls=[call(A, "f", "")]), result(A, text("r"), task=1)]}
+    yield {"messages": [hi, assistant(None, tool_calls=[call(A, "f", "")]), result(A, text("r"), task=1)]}
     # Reasoning.
     for reasoning in ({"reasoning": "r"}, {"reasoning_content": "r"}, {"reasoning": ""}, {"reasoning": None}, {"reasoning": "[/THINK]"}):
         for content in ("answer ", "", None, text("a", "b"), [think("t")]):
