@@ -3,7 +3,7 @@
 Run it in an environment that has vLLM 0.32.0 (which brings oss-harmony 0.0.11
 with its vocabulary); no engine and no GPU is needed:
 
-    VLLM_SYSTEM_START_DATE=2026-01-15 python harmony.py > harmony.json.gz
+    VLLM_SYSTEM_START_DATE=2026-01-15 python -P harmony.py > harmony.json.gz
 
 Each line of the result is a case: the body of the request, and either the
 token ids and the same as a list of texts and special tokens in turn (a text,

@@ -3,7 +3,7 @@
 Run it in an environment that has vLLM 0.32.0 (which brings mistral_common
 1.13.1 with its data); no engine and no GPU is needed:
 
-    python mistral.py > mistral.json.gz
+    python -P mistral.py > mistral.json.gz
 
 mistral_common has vocabularies of version 3 only. Files of other versions are
 made of one of them in a temporary folder, by variant() below, which
