@@ -16,6 +16,9 @@ type message struct {
 	fields *jinja.Dict
 	// calls are the tool calls of an assistant; nil for none.
 	calls []jinja.Value
+	// lazy says that the engine holds the parts of the content in an iterator,
+	// which can be read once and is no list.
+	lazy bool
 }
 
 // checkMessage validates a message as the engine does. vLLM describes messages
@@ -52,6 +55,7 @@ func checkMessage(v jinja.Value, tokenize bool) (*message, Reason) {
 		if !m.typedParts() {
 			return nil, m.media(Malformed)
 		}
+		m.lazy = m.fields.Data["content"].IsList()
 		if calls := m.fields.Data["tool_calls"]; m.role == "assistant" && calls.IsList() {
 			for _, call := range calls.AsList().Items {
 				if !validCall(call) {

@@ -3,7 +3,6 @@ package prompt
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"runtime/debug"
 	"slices"
@@ -53,6 +52,7 @@ type Model struct {
 	// when codeTokenizes is false; nil for none.
 	code          renderer
 	codeTokenizes bool
+	memo          *memo
 	// kwargs are the engine's default template variables.
 	kwargs *jinja.Dict
 
@@ -64,13 +64,48 @@ type Model struct {
 type chatTemplate struct {
 	*template
 	source string
-	// wrap is the content format "openai": contents are lists of parts.
+	// format is what contents are: "string", or "openai" for lists of parts.
 	format string
 	// foldsDeveloper is set when the template does not know the developer's
 	// role: the engine makes system messages of them then.
 	foldsDeveloper bool
 	// special are the special tokens that the template uses.
 	special map[string]jinja.Value
+	clock   clock
+}
+
+// clock is how finely a template tells the time.
+type clock uint8
+
+const (
+	clockUnused clock = iota
+	clockDay
+	clockSecond
+)
+
+// clockOf finds how finely a template tells the time: by the day when all its
+// formats are literals that print no more.
+func clockOf(t *template, source string) clock {
+	if !t.usesClock() {
+		return clockUnused
+	}
+	for _, use := range strings.Split(source, "strftime_now")[1:] {
+		format, ok := strings.CutPrefix(strings.TrimLeft(use, " "), "(")
+		if !ok || format == "" || format[0] != '"' && format[0] != '\'' {
+			return clockSecond
+		}
+		format, _, ok = strings.Cut(format[1:], format[:1])
+		if !ok {
+			return clockSecond
+		}
+		for _, directive := range strings.Split(format, "%")[1:] {
+			directive = strings.TrimLeft(directive, "-")
+			if directive == "" || !strings.Contains("dmbBaAyYjeDFuw", directive[:1]) {
+				return clockSecond
+			}
+		}
+	}
+	return clockDay
 }
 
 // Load loads what source names. An error says what to change; a model that is
@@ -95,10 +130,15 @@ func Load(source Source) (*Model, error) {
 			return nil, fmt.Errorf("chat template %s is empty", source.Template)
 		}
 	}
+	m.memo = newMemo(source.Cache)
 	f := &files{}
-	if source.Tokenizer == "" {
+	switch source.Tokenizer {
+	case "":
 		m.lacking, m.why = NoTokenizer, "no tokenizer is configured"
-	} else {
+	case simulated:
+		m.tokenizer = tokenizer.Sim()
+		f.templates = map[string]string{"default": simulatedTemplate}
+	default:
 		dir, err := resolve(source.Tokenizer, source.HubCache)
 		if err != nil {
 			return nil, err
@@ -106,7 +146,9 @@ func Load(source Source) (*Model, error) {
 		if f, err = readFiles(dir); err != nil {
 			return nil, err
 		}
-		m.loadTokenizer(f, source.Cache)
+		if err := m.loadTokenizer(f, source.Cache); err != nil {
+			return nil, err
+		}
 	}
 	m.loadRenderer(f, override, source.ContentFormat)
 	return m, nil
@@ -137,24 +179,31 @@ func (m *Model) readKwargs(text string) error {
 	return nil
 }
 
-func (m *Model) loadTokenizer(f *files, cache *tokenizer.Cache) {
+func (m *Model) loadTokenizer(f *files, cache *tokenizer.Cache) error {
 	switch {
 	case f.is(tokenizes):
 		m.lacking, m.why = BadTokenizer, "the engine tokenizes this model by code of its own"
-		return
+		return nil
+	case !f.has("tokenizer.json") && !f.has("tekken.json"):
+		m.lacking, m.why = NoTokenizer, "there is neither tokenizer.json nor tekken.json in "+f.dir
+		return nil
 	case f.form() == formUnsure:
-		m.lacking, m.why = BadTokenizer, "there are both tokenizer.json and tekken.json, and no weights that tell which of them the engine uses"
-		return
+		m.lacking, m.why = BadTokenizer, "there are both tokenizer.json and tekken.json in "+f.dir+", and no weights that tell which of them the engine uses"
+		return nil
+	case f.form() == formMistral && !f.has("tekken.json"):
+		m.lacking, m.why = BadTokenizer, "the engine uses a SentencePiece model of Mistral's, which is not followed"
+		return nil
 	}
-	t, err := tokenizer.Load(f.dir, tokenizer.Options{Cache: cache})
+	t, err := tokenizer.Load(f.dir, tokenizer.Options{Cache: cache, Tekken: f.form() == formMistral})
 	switch {
 	case err == nil:
 		m.tokenizer = t
-	case errors.Is(err, fs.ErrNotExist):
-		m.lacking, m.why = NoTokenizer, err.Error()
-	default:
+	case errors.Is(err, tokenizer.ErrUnrecognised), f.form() == formMistral:
 		m.lacking, m.why = BadTokenizer, err.Error()
+	default:
+		return err
 	}
+	return nil
 }
 
 func (m *Model) loadRenderer(f *files, override, format string) {
@@ -162,12 +211,25 @@ func (m *Model) loadRenderer(f *files, override, format string) {
 	case f.is(renders):
 		m.chatLacking, m.chatWhy = EngineRenders, "the engine renders chats of "+strings.Join(f.architectures, ", ")+" by code of its own"
 		return
+	case m.tokenizer == nil:
+		// Nothing is rendered by code without the ids of its markup.
 	case f.form() == formMistral:
 		m.codeTokenizes = true
-		m.chatLacking, m.chatWhy = EngineRenders, "the engine renders this model's chats by Mistral's code"
+		code, err := newMistral(m.tokenizer)
+		if err != nil {
+			m.chatLacking, m.chatWhy = EngineRenders, err.Error()
+			return
+		}
+		m.code = code
 		return
 	case f.modelType == "gpt_oss":
-		m.chatLacking, m.chatWhy = EngineRenders, "the engine renders this model's chats by Harmony's code"
+		// Its /tokenize renders with the template nevertheless.
+		code, err := newHarmony(m.tokenizer)
+		if err != nil {
+			m.chatLacking, m.chatWhy = EngineRenders, err.Error()
+		} else {
+			m.code = code
+		}
 	}
 	if override == "" && f.processor != "" && !f.hasProcessor && f.processor != f.templates["default"] {
 		m.noTemplate(BadTemplate, "chat_template.json is for a processor, and no file tells whether the model has one")
@@ -184,9 +246,7 @@ func (m *Model) loadRenderer(f *files, override, format string) {
 			switch {
 			case slices.Contains(engineTemplates, f.modelType):
 				m.noTemplate(NoTemplate, "the engine uses a template of its own for "+f.modelType+", name a copy of it as the chat template")
-			case tools && m.plain != nil:
-				m.noTemplate(Exact, "")
-			default:
+			case m.plain == nil:
 				m.noTemplate(NoTemplate, "the model's files have no chat template")
 			}
 			return
@@ -210,12 +270,10 @@ func (m *Model) loadRenderer(f *files, override, format string) {
 
 // noTemplate notes why there is none, unless chats are rendered by code.
 func (m *Model) noTemplate(reason Reason, why string) {
-	if m.chatLacking == Exact {
+	if m.chatLacking == Exact && m.code == nil {
 		m.chatLacking, m.chatWhy = reason, why
 	}
-	if reason != Exact {
-		m.plain, m.withTools = nil, nil
-	}
+	m.plain, m.withTools = nil, nil
 }
 
 func newChatTemplate(source, format string, f *files) (*chatTemplate, error) {
@@ -227,6 +285,7 @@ func newChatTemplate(source, format string, f *files) (*chatTemplate, error) {
 	if format == "" || format == "auto" {
 		t.format = compiled.contentFormat()
 	}
+	t.clock = clockOf(compiled, source)
 	t.foldsDeveloper = !strings.Contains(source, `"developer"`) && !strings.Contains(source, `'developer'`)
 	for _, name := range f.unsure {
 		if compiled.uses(name) {
@@ -263,13 +322,22 @@ func (m *Model) Follow(p *Prompt, kind Kind, body []byte, now time.Time) {
 	if p.Salt, reason = o.salt(p.Salt); reason == Exact {
 		reason = o.refusal()
 	}
-	if reason == Exact {
-		if kind == Other {
-			reason = Route
-		} else if o.isChat() {
+	switch {
+	case reason != Exact:
+	case kind == Other:
+		reason = Route
+	default:
+		day, same := m.day(&o, now)
+		if same && m.memo.recall(p, &o, day) {
+			return
+		}
+		if o.isChat() {
 			reason = m.followChat(p, &o, now)
 		} else {
 			reason = m.followCompletion(p, &o)
+		}
+		if same && reason == Exact {
+			m.memo.note(p, &o)
 		}
 	}
 	if reason != Exact {
@@ -279,6 +347,29 @@ func (m *Model) Follow(p *Prompt, kind Kind, body []byte, now time.Time) {
 			o.approximate(p)
 		}
 	}
+}
+
+// day tells on which day's date the prompt depends, none when it depends on no
+// date. same is false when another prompt of the same bytes may have other ids.
+func (m *Model) day(o *outline, now time.Time) (day time.Time, same bool) {
+	switch {
+	case m.lacks() != Exact:
+		return day, false
+	case !o.isChat():
+		return day, true
+	case m.code != nil:
+		return now, true
+	}
+	for _, t := range []*chatTemplate{m.plain, m.withTools} {
+		switch {
+		case t == nil || t.clock == clockUnused:
+		case t.clock == clockDay:
+			day = now
+		default:
+			return day, false
+		}
+	}
+	return day, true
 }
 
 // lacks is why the model's prompts are not followed now.
@@ -319,10 +410,13 @@ func (m *Model) followChat(p *Prompt, o *outline, now time.Time) Reason {
 	}
 	byCode := m.code != nil && (o.kind == Chat || m.codeTokenizes)
 	if !byCode && m.plain == nil {
-		if m.lacking != Exact {
+		switch {
+		case m.lacking != Exact:
 			return m.lacking
+		case m.chatLacking != Exact:
+			return m.chatLacking
 		}
-		return m.chatLacking
+		return NoTemplate
 	}
 	r, reason := o.chat()
 	if reason != Exact {
@@ -331,6 +425,9 @@ func (m *Model) followChat(p *Prompt, o *outline, now time.Time) Reason {
 	if byCode {
 		if reason := m.lacks(); reason != Exact {
 			return reason
+		}
+		if o.kind == Tokenize && r.calls() {
+			return Unfollowed // /tokenize does not shorten the ids of calls
 		}
 		if reason := m.code.render(p, r, now); reason != Exact {
 			return reason

@@ -2,6 +2,7 @@ package prompt
 
 import (
 	"bytes"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -141,7 +142,7 @@ func (o *outline) scan(kind Kind, body []byte) Reason {
 			return Malformed
 		}
 		start = skipSpace(body, i+1)
-		if i = skipValue(body, start); i < 0 {
+		if i = skipValue(body, start); i < 0 || !maybeValue(body[start:i]) {
 			return Malformed
 		}
 		if ok && bears[kind]&(1<<m) != 0 {
@@ -186,7 +187,7 @@ func memberNamed(quoted []byte) (m member, ok bool) {
 }
 
 func skipSpace(b []byte, i int) int {
-	for i < len(b) && isSpace(b[i]) {
+	for i < len(b) && isBlank(b[i]) {
 		i++
 	}
 	return i
@@ -243,6 +244,17 @@ func skipValue(b []byte, i int) int {
 		i++
 	}
 	return -1
+}
+
+// maybeValue tells values from words that are none. It looks only at those
+// without brackets or quotes.
+func maybeValue(raw []byte) bool {
+	if strings.IndexByte("\"{[", raw[0]) >= 0 {
+		return true
+	}
+	d := decoder{text: string(raw)}
+	_, ok := d.decode()
+	return ok
 }
 
 func nonEmpty(start, i int) int {
@@ -320,7 +332,7 @@ func (o *outline) refusal() Reason {
 	switch {
 	case !o.null(memberTruncate):
 		return Truncated
-	case !o.null(memberPromptEmbeds):
+	case !o.null(memberPromptEmbeds) && string(o.raw(memberPromptEmbeds)) != "[]":
 		return Embeds
 	}
 	if !o.null(memberTemplate) {
@@ -438,6 +450,11 @@ func (o *outline) chat() (r *chatRequest, reason Reason) {
 		r.messages = append(r.messages, m)
 	}
 	return r, Exact
+}
+
+// calls reports whether the chat calls tools or answers calls.
+func (r *chatRequest) calls() bool {
+	return slices.ContainsFunc(r.messages, func(m *message) bool { return m.calls != nil || m.role == "tool" })
 }
 
 func (o *outline) documents() (jinja.Value, Reason) {
