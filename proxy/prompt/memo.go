@@ -54,7 +54,7 @@ func (m *memo) recall(p *Prompt, o *outline, day time.Time) bool {
 		return false
 	}
 	p.scratch.key = o.appendKey(p.scratch.key, day)
-	ids, ok := m.cache.Append(p.IDs, m.number, memoVariant+uint8(o.kind), textOf(p.scratch.key))
+	ids, ok := m.cache.Append(p.IDs, m.number, memoVariant+uint8(o.kind), keyText(p.scratch.key))
 	p.IDs = ids
 	if !ok {
 		return false
@@ -67,6 +67,25 @@ func (m *memo) recall(p *Prompt, o *outline, day time.Time) bool {
 	}
 	p.IDs = ids[:at]
 	return true
+}
+
+// recall sets the ids of p if the prompt of a body is known, and reports that.
+// Otherwise p is of no use. It is Follow without anything that takes long.
+func (m *Model) recall(p *Prompt, kind Kind, body []byte, now time.Time) (known bool) {
+	p.reset()
+	if m == nil || m.memo == nil || len(body) > memoBytes {
+		return false
+	}
+	var o outline
+	if o.scan(kind, body) != Exact {
+		return false
+	}
+	var reason Reason
+	if p.Salt, reason = o.salt(p.Salt); reason != Exact {
+		return false
+	}
+	day, same := m.day(&o, now)
+	return same && m.memo.recall(p, &o, day)
 }
 
 // note remembers the ids of a prompt for which recall has said no, if it has
@@ -85,7 +104,7 @@ func (m *memo) note(p *Prompt, o *outline) {
 		p.IDs = append(p.IDs, uint32(end))
 	}
 	p.IDs = append(p.IDs, uint32(len(p.Ends)))
-	m.cache.Put(m.number, memoVariant+uint8(o.kind), textOf(key), p.IDs)
+	m.cache.Put(m.number, memoVariant+uint8(o.kind), keyText(key), p.IDs)
 	p.IDs = p.IDs[:n]
 }
 
@@ -106,5 +125,5 @@ func (o *outline) appendKey(dst []byte, day time.Time) []byte {
 	return dst
 }
 
-// textOf returns a text that is valid until b changes.
-func textOf(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
+// keyText returns a text that is valid until b changes.
+func keyText(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }

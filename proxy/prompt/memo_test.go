@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cockroachdb/datadriven"
+
 	"github.com/inferrail/inferrail/proxy/prompt/tokenizer"
 )
 
@@ -138,6 +140,58 @@ func TestMemoAgainstModel(t *testing.T) {
 	}
 	if hits < 1000 {
 		t.Errorf("only %d hits", hits)
+	}
+}
+
+// TestMemoChangesNothing: a model that remembers makes the same of each of the
+// requests that vLLM was asked about, however often they come.
+func TestMemoChangesNothing(t *testing.T) {
+	load := func(cache *tokenizer.Cache) *Model {
+		m, err := Load(Source{Tokenizer: "builtin:sim", Cache: cache})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m
+	}
+	plain, remembers := load(nil), load(tokenizer.NewCache(1<<20))
+	defer plain.Close()
+	defer remembers.Close()
+	exact := 0
+	datadriven.Walk(t, "testdata/requests", func(t *testing.T, path string) {
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			for _, kind := range []Kind{Chat, Completion, Tokenize, Other} {
+				var want Prompt
+				plain.Follow(&want, kind, []byte(d.Input), time.Time{})
+				for turn := range 3 {
+					var got Prompt
+					if remembers.recall(&got, kind, []byte(d.Input), time.Time{}) {
+						exact++
+						if got.Reason != Exact || want.Reason != Exact || !slices.Equal(got.IDs, want.IDs) {
+							t.Errorf("turn %d of %s: recalled %+v, want %+v", turn, d.Input, got, want)
+						}
+					}
+					remembers.Follow(&got, kind, []byte(d.Input), time.Time{})
+					if got.Reason != want.Reason || !slices.Equal(got.IDs, want.IDs) || !slices.Equal(got.Ends, want.Ends) ||
+						string(got.Text) != string(want.Text) || !slices.Equal(got.TextEnds, want.TextEnds) || string(got.Salt) != string(want.Salt) {
+						t.Errorf("turn %d of %s: got %+v, want %+v", turn, d.Input, got, want)
+					}
+				}
+			}
+			return d.Expected
+		})
+	})
+	if exact < 50 {
+		t.Errorf("only %d were recalled", exact)
+	}
+	remembers.Demote("a test")
+	var p Prompt
+	body := []byte(`{"prompt":"hi"}`)
+	for range 3 {
+		plain.Follow(&p, Completion, body, time.Time{})
+		remembers.Follow(&p, Completion, body, time.Time{})
+		if p.Reason != Demoted || remembers.recall(&p, Completion, body, time.Time{}) {
+			t.Fatalf("a demoted model recalls %+v", p)
+		}
 	}
 }
 
