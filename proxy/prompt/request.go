@@ -186,7 +186,7 @@ func memberNamed(quoted []byte) (m member, ok bool) {
 }
 
 func skipSpace(b []byte, i int) int {
-	for i < len(b) && isSpace(b[i]) {
+	for i < len(b) && isBlank(b[i]) {
 		i++
 	}
 	return i

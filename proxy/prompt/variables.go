@@ -1,6 +1,7 @@
 package prompt
 
 import (
+	"errors"
 	"slices"
 	"strings"
 	"time"
@@ -58,7 +59,10 @@ func (m *Model) render(r *chatRequest, now time.Time) (string, Reason) {
 	}
 	vars["messages"] = jinja.NewList(messages)
 	text, err := t.render(vars, now)
-	if err != nil {
+	switch {
+	case errors.Is(err, errUnfollowed):
+		return "", Unfollowed
+	case err != nil:
 		return "", RenderFailed
 	}
 	if r.continueFinalMessage {

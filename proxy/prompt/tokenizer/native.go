@@ -87,6 +87,15 @@ func (n *native) appendIDs(dst []uint32, text string, special bool, cached *chun
 	return dst
 }
 
+// appendPlain appends the ids of a text in which nothing is an added token. It
+// cannot where added tokens are found in parts of the text later on.
+func (n *native) appendPlain(dst []uint32, text string, cached *chunks) (_ []uint32, ok bool) {
+	if len(n.normalized.tokens) > 0 || len(n.within.tokens) > 0 {
+		return dst, false
+	}
+	return n.appendChunks(dst, text, true, false, cached), true
+}
+
 // appendPart appends the ids of the text between two separate added tokens.
 // first says that none was before it.
 func (n *native) appendPart(dst []uint32, text string, first bool, cached *chunks) []uint32 {
