@@ -209,23 +209,37 @@ func chatBody(size int) string {
 	return b.String()
 }
 
+// TestMemoHitAllocatesNothing: from the body that a client sends to the ids.
 func TestMemoHitAllocatesNothing(t *testing.T) {
 	if raceDetector {
 		t.Skip("the race detector allocates")
 	}
-	m := newMemo(tokenizer.NewCache(4 << 20))
-	o := scanned(t, Chat, chatBody(32<<10))
-	for range 2 {
-		follow(m, o, time.Time{}, make([]uint32, 8000), []int{8000})
+	m, err := Load(Source{Tokenizer: "builtin:sim", Cache: tokenizer.NewCache(4 << 20)})
+	if err != nil {
+		t.Fatal(err)
 	}
-	var p Prompt
-	if n := testing.AllocsPerRun(100, func() {
-		p.reset()
-		if !m.recall(&p, o, time.Time{}) {
-			t.Fatal("not known")
+	defer m.Close()
+	for kind, body := range map[Kind]string{
+		Chat: strings.TrimSuffix(chatBody(32<<10), "}") + `,"temperature":0.7,"max_tokens":256,"stream_options":{"include_usage":true},` +
+			`"top_p":1.0,"stop":null,"user":"\u0041","cache_salt":"mine","tools":[{"type":"function","function":{"name":"f"}}]}`,
+		Completion: `{"prompt":"` + strings.Repeat("many words ", 1000) + `","echo":false,"seed":-1}`,
+		Tokenize:   `{"messages":[{"role":"user","content":"hi"}]}`,
+	} {
+		var p Prompt
+		request := []byte(body)
+		now := time.Now()
+		for range 3 {
+			m.Follow(&p, kind, request, now)
 		}
-	}); n != 0 {
-		t.Errorf("%v allocations", n)
+		want := len(p.IDs)
+		n := testing.AllocsPerRun(100, func() {
+			if m.Follow(&p, kind, request, now); p.Reason != Exact || len(p.IDs) != want {
+				t.Fatalf("kind %d: %v, %d ids", kind, p.Reason, len(p.IDs))
+			}
+		})
+		if n != 0 {
+			t.Errorf("kind %d: %v allocations", kind, n)
+		}
 	}
 }
 
@@ -247,4 +261,22 @@ func BenchmarkMemoHit(b *testing.B) {
 			b.Fatal("not known")
 		}
 	}
+}
+
+// FuzzPlain: what is taken for a number or a string without being decoded is
+// one, with the value that decoding gives.
+func FuzzPlain(f *testing.F) {
+	for _, raw := range []string{"0", "-0.5", "01", "-", "1.", ".5", "12e3", `"salt"`, `"s\u0041"`, `""`, "\"\x00\"", `"a"b"`, "99999999999999999999"} {
+		f.Add([]byte(raw))
+	}
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		d := decoder{text: string(raw)}
+		v, ok := d.decode()
+		if plainNumber(raw) && (!ok || !v.IsInt() && !v.IsFloat()) {
+			t.Errorf("%q is no number", raw)
+		}
+		if plainString(raw) && (!ok || !v.IsString() || v.AsString() != string(raw[1:len(raw)-1])) {
+			t.Errorf("%q is no string that stands for itself", raw)
+		}
+	})
 }
