@@ -2,6 +2,7 @@ package prompt
 
 import (
 	"bytes"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -494,6 +495,11 @@ func (o *outline) chat() (r *chatRequest, reason Reason) {
 		r.messages = append(r.messages, m)
 	}
 	return r, Exact
+}
+
+// calls reports whether the chat calls tools or answers calls.
+func (r *chatRequest) calls() bool {
+	return slices.ContainsFunc(r.messages, func(m *message) bool { return m.calls != nil || m.role == "tool" })
 }
 
 func (o *outline) documents() (jinja.Value, Reason) {

@@ -37,6 +37,9 @@ func newTokenizer(p pipeline, kind string, o Options) *Tokenizer {
 // Load loads the tokenizer in a model's directory: tokenizer.json, or else
 // tekken.json. An error says what to change.
 func Load(dir string, o Options) (*Tokenizer, error) {
+	if o.Tekken {
+		return loadTekkenIn(dir, o)
+	}
 	path := filepath.Join(dir, "tokenizer.json")
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -33,6 +33,8 @@ type plainPipeline interface {
 type Options struct {
 	// Cache holds the ids of texts seen before; nil for none.
 	Cache *Cache
+	// Tekken takes tekken.json where there is a tokenizer.json too.
+	Tekken bool
 }
 
 // Append appends the ids of text to dst. special adds what the engine adds
