@@ -52,6 +52,11 @@ func checkMessage(v jinja.Value, tokenize bool) (*message, Reason) {
 	case !typed && !custom:
 		return nil, Malformed
 	case typed && (!custom || typedFields >= customFields):
+		if tokenize && m.lazy() {
+			// pydantic may fail where it reads lists late within this route's
+			// union of models.
+			return nil, m.media(Unfollowed)
+		}
 		if !m.typedParts() {
 			return nil, m.media(Malformed)
 		}
@@ -76,6 +81,17 @@ func checkMessage(v jinja.Value, tokenize bool) (*message, Reason) {
 		}
 	}
 	return m, Exact
+}
+
+// lazy reports whether the message has a list that OpenAI's models have
+// pydantic read only when it is used.
+func (m *message) lazy() bool {
+	for _, name := range []string{"content", "tool_calls"} {
+		if v := m.fields.Data[name]; v.IsList() || name == "content" && v.IsDict() {
+			return true
+		}
+	}
+	return false
 }
 
 func (m *message) renameReasoning() {
