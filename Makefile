@@ -15,7 +15,7 @@ RUN_ARGS = $(or $(ARGS),--sim 3)
 TEST_ARGS = $(or $(ARGS),./...)
 
 .DEFAULT_GOAL = help
-.PHONY: help run build tokenizers test test-vllm lint generate bench-datapath bench-gateway soak clean
+.PHONY: help run build tokenizers test test-tokenizers test-vllm lint generate bench-datapath bench-gateway soak clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-16s%s\n", $$1, $$2}' Makefile
@@ -62,6 +62,11 @@ test: ## run every test that this machine can run; what is skipped is said at th
 	go run .ci/testlog.go $$race -timeout 20m $(TEST_ARGS)
 	@# The race detector allocates; so these are run without it.
 	@[ -n "$(ARGS)" ] || go test -run Alloc ./...
+	@[ -n "$(ARGS)" ] || if { command -v cargo && command -v g++; } >/dev/null; then $(MAKE) -s test-tokenizers; \
+	else echo "no Rust or C++ compiler: the tokenizers are not compared with the tokenizers library"; fi
+
+test-tokenizers: tokenizers ## compare the tokenizers with the Hugging Face library
+	CGO_ENABLED=1 CGO_LDFLAGS=-L$(HF_ENV) go test -count 1 -tags hftokenizers -run Library ./proxy/prompt/tokenizer
 
 # vLLM's build for processors without a GPU, and the version of PyTorch that it
 # is made for. It asks for the build of PyTorch named +cpu, which PyPI does not

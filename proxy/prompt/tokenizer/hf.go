@@ -128,12 +128,14 @@ func (l *library) readModel(data json.RawMessage) error {
 	return nil
 }
 
+// readAdded reads the added tokens. The library does not use the ids that the
+// file gives them: it numbers those that are not in the vocabulary itself, in
+// their order.
 func (l *library) readAdded(data json.RawMessage) error {
 	if data == nil {
 		return nil
 	}
 	var added []struct {
-		ID         uint32 `json:"id"`
 		Content    string `json:"content"`
 		SingleWord bool   `json:"single_word"`
 		Normalized bool   `json:"normalized"`
@@ -141,11 +143,18 @@ func (l *library) readAdded(data json.RawMessage) error {
 	if err := json.Unmarshal(data, &added); err != nil {
 		return err
 	}
+	next := uint32(len(l.ids))
 	for _, t := range added {
 		if strings.Contains(t.Content, libraryEscape) {
 			return fmt.Errorf("%+q holds a character that stands for another here", t.Content)
 		}
-		l.ids[t.Content] = t.ID
+		if t.Content == "" {
+			continue
+		}
+		if _, ok := l.ids[t.Content]; !ok {
+			l.ids[t.Content] = next
+			next++
+		}
 		if l.anchor == "" && !t.SingleWord && !t.Normalized {
 			l.anchor = t.Content
 		}
