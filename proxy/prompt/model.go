@@ -53,6 +53,12 @@ func (m *Model) Follow(p *Prompt, kind Kind, body []byte, now time.Time) {
 	p.Reason = NoTokenizer
 }
 
+// Verify is Follow as if the model was not demoted: for who compares it with an
+// engine, so as to demote it or to take that back.
+func (m *Model) Verify(p *Prompt, kind Kind, body []byte, now time.Time) {
+	m.Follow(p, kind, body, now)
+}
+
 // Approximate fills p without rendering or tokenizing, for the reason.
 func (m *Model) Approximate(p *Prompt, kind Kind, body []byte, reason Reason) {
 	p.reset()
