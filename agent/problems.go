@@ -168,7 +168,7 @@ func isPath(s string) bool {
 func (p *problems) tokenizer(path, name string) {
 	const want = "want a directory such as /models/llama or ./llama, a name in the Hugging Face cache such as org/name or org/name@revision, builtin:sim, or none"
 	switch {
-	case name == "", name == noTokenizer, name == "builtin:sim", isPath(name):
+	case name == "", name == noTokenizer, name == "builtin:sim", isPath(name), strings.HasPrefix(name, "~/"):
 	case strings.HasPrefix(name, "builtin:"):
 		p.add(path, "%q is unknown; %s", name, want)
 	case !isHubName(name):

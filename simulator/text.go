@@ -6,37 +6,15 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"unicode/utf8"
+
+	"github.com/inferrail/inferrail/proxy/prompt/tokenizer"
 )
 
-// longestToken is the most runes a token has.
-const longestToken = 6
-
 // nextToken returns the length in bytes of the first token of text, which must
-// not be empty. A token ends after a space, a control character or a
-// punctuation mark of ASCII, and after longestToken runes. So a boundary
-// depends only on the text to its left, and appending to a text leaves the
-// tokens before its last one as they are.
+// not be empty. The agent has the same tokenizer, as builtin:sim.
 func nextToken(text string) int {
-	i := 0
-	for range longestToken {
-		c := text[i]
-		if c < utf8.RuneSelf {
-			i++
-			letter := c|0x20 >= 'a' && c|0x20 <= 'z'
-			digit := c >= '0' && c <= '9'
-			if !letter && !digit {
-				return i
-			}
-		} else {
-			_, n := utf8.DecodeRuneInString(text[i:])
-			i += n
-		}
-		if i == len(text) {
-			break
-		}
-	}
-	return i
+	n, _ := tokenizer.NextSim(text)
+	return n
 }
 
 // countTokens returns how many tokens text has.
@@ -49,21 +27,18 @@ func countTokens(text string) int {
 	return n
 }
 
-// vocabularySize is the number of token ids, a round figure of the size that
-// real models have.
-const vocabularySize = 128000
-
-// tokenID returns the number of a token. Different tokens may share one.
+// tokenID returns the number of a token.
 func tokenID(token string) int {
-	return int(hashText(token) % vocabularySize)
+	_, id := tokenizer.NextSim(token)
+	return int(id)
 }
 
 // tokenIDs returns the numbers of the tokens of text.
 func tokenIDs(text string) []int {
 	ids := []int{}
 	for text != "" {
-		n := nextToken(text)
-		ids = append(ids, tokenID(text[:n]))
+		n, id := tokenizer.NextSim(text)
+		ids = append(ids, int(id))
 		text = text[n:]
 	}
 	return ids

@@ -2,70 +2,15 @@ package simulator
 
 import (
 	"encoding/json"
-	"slices"
-	"strings"
 	"testing"
-	"unicode/utf8"
 )
-
-func tokens(text string) (list []string) {
-	for text != "" {
-		n := nextToken(text)
-		list = append(list, text[:n])
-		text = text[n:]
-	}
-	return list
-}
-
-func TestTokens(t *testing.T) {
-	f := func(text string, want ...string) {
-		t.Helper()
-		if got := tokens(text); !slices.Equal(got, want) {
-			t.Errorf("%q: got %q, want %q", text, got, want)
-		}
-		if n := countTokens(text); n != len(want) {
-			t.Errorf("%q: counted %d, want %d", text, n, len(want))
-		}
-	}
-	f("")
-	f("a", "a")
-	f("hello world", "hello ", "world")
-	f("internationalisation", "intern", "ationa", "lisati", "on")
-	f("one,two", "one,", "two")
-	f("\n\n", "\n", "\n")
-	f("größer", "größer")
-	f("日本語の文字列です", "日本語の文字", "列です")
-	f("a\xff\xfeb c", "a\xff\xfeb ", "c")
-}
-
-// FuzzTokens: tokens are the text, and appending leaves all tokens but the
-// last as they are.
-func FuzzTokens(f *testing.F) {
-	f.Add("the quick, brown", " fox")
-	f.Add("größe", "日本\xff")
-	f.Add("", "x")
-	f.Fuzz(func(t *testing.T, left, right string) {
-		whole := tokens(left + right)
-		if strings.Join(whole, "") != left+right {
-			t.Fatalf("%q became %q", left+right, whole)
-		}
-		// A boundary in the middle of a rune is not one of the text's.
-		if !utf8.ValidString(left) {
-			return
-		}
-		part := tokens(left)
-		if n := len(part) - 1; n > 0 && !slices.Equal(part[:n], whole[:n]) {
-			t.Fatalf("%q: %q, followed by %q: %q", left, part, right, whole)
-		}
-	})
-}
 
 func TestGeneratedTextTokenisesBack(t *testing.T) {
 	said := map[string]bool{}
 	for seed := range uint64(50) {
 		v := newVoice(seed, textPrompt("prompt"), 0)
 		text := v.text(300)
-		list := tokens("<|assistant|>\n" + text)
+		list := tokensOf("<|assistant|>\n" + text)
 		list = list[countTokens("<|assistant|>\n"):]
 		if len(list) != 300 {
 			t.Fatalf("seed %d: 300 tokens became %d", seed, len(list))

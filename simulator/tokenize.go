@@ -5,6 +5,8 @@ import (
 	"encoding/json/v2"
 	"net/http"
 	"strings"
+
+	"github.com/inferrail/inferrail/proxy/prompt/tokenizer"
 )
 
 // tokenizeBody is the body of a request to /tokenize.
@@ -80,8 +82,8 @@ func (s *Server) detokenize(cfg *Config, body []byte) (*request, error) {
 		return nil, missing("tokens")
 	}
 	for _, id := range *b.Tokens {
-		if id < 0 || id >= vocabularySize {
-			return nil, badParameter("tokens", "token id %d is not between 0 and %d.", id, vocabularySize-1)
+		if id < 0 || id >= tokenizer.SimVocabulary {
+			return nil, badParameter("tokens", "token id %d is not between 0 and %d.", id, tokenizer.SimVocabulary-1)
 		}
 	}
 	r := &request{api: plain}

@@ -19,8 +19,8 @@ const module = "github.com/inferrail/inferrail/"
 var mayImport = map[string][]string{
 	"cmd":       {"agent", "bench", "simulator"},
 	"agent":     {"bpf", "proxy", "proxy/prompt", "proxy/prompt/tokenizer", "index", "policy"},
-	"proxy":     {"index", "policy", "proxy/prompt"},
-	"simulator": {"index", "policy", "proxy/prompt"},
+	"proxy":     {"index", "policy", "proxy/prompt", "proxy/prompt/tokenizer"},
+	"simulator": {"index", "policy", "proxy/prompt", "proxy/prompt/tokenizer"},
 	"bench":     {"simulator"},
 	"bpf":       {},
 	"index":     {},
@@ -48,6 +48,7 @@ var onlyIn = []struct {
 	{path: "github.com/cilium/ebpf", folders: []string{"bpf"}},
 	{path: "github.com/alecthomas/kong", folders: []string{"cmd"}},
 	{path: "github.com/miekg/dns", folders: []string{"agent"}},
+	{path: "github.com/zeebo/xxh3", folders: []string{"index", "proxy"}},
 	{path: "github.com/vishvananda/netlink", folders: []string{"agent", "bench"}, tests: []string{"bpf", "cmd"}},
 	{path: "github.com/cockroachdb/datadriven", tests: []string{"agent", "proxy", "policy", "index", "simulator", "bench", "bpf", "cmd"}},
 	{path: "testing", tests: []string{"agent", "proxy", "policy", "index", "simulator", "bench", "bpf", "cmd"}},

@@ -1,0 +1,242 @@
+package prompt
+
+import (
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// heldPool is a Pool whose prompts are not followed before they are let.
+type heldPool struct {
+	*Pool
+	begun chan struct{} // one for each prompt that is begun
+	let   chan struct{} // one for each that may go on
+}
+
+// holdUp makes p's prompts wait. Each has one id, the length of its body.
+func holdUp(t *testing.T, p *Pool) *heldPool {
+	t.Helper()
+	h := &heldPool{p, make(chan struct{}, 1000), make(chan struct{}, 1000)}
+	p.follow = func(m *Model, prompt *Prompt, kind Kind, body []byte, now time.Time) {
+		prompt.reset()
+		h.begun <- struct{}{}
+		<-h.let
+		prompt.IDs = append(prompt.IDs, uint32(len(body)))
+	}
+	return h
+}
+
+// large returns a body that is not followed on the caller's goroutine.
+func large(n int) []byte { return []byte(strings.Repeat(" ", inlineBytes+n)) }
+
+func TestPoolSmallNeedsNoWorker(t *testing.T) {
+	p := holdUp(t, NewPool(1, time.Minute))
+	defer p.Close()
+	var callers sync.WaitGroup
+	for n := range 10 {
+		callers.Go(func() {
+			prompt, late := p.Read(nil, Chat, make([]byte, n), time.Time{})
+			if late || !slices.Equal(prompt.IDs, []uint32{uint32(n)}) {
+				t.Errorf("got %+v, %v", prompt, late)
+			}
+			p.Put(prompt)
+		})
+	}
+	// All ten at the same time, with one worker.
+	for range 10 {
+		<-p.begun
+	}
+	if s := p.Stats(); s != (PoolStats{Workers: 1}) {
+		t.Errorf("%+v", s)
+	}
+	for range 10 {
+		p.let <- struct{}{}
+	}
+	callers.Wait()
+}
+
+func TestPoolLargeByWorkers(t *testing.T) {
+	p := holdUp(t, NewPool(2, time.Minute))
+	defer p.Close()
+	var callers sync.WaitGroup
+	for n := range 5 {
+		callers.Go(func() {
+			prompt, late := p.Read(nil, Chat, large(1+n), time.Time{})
+			if late || prompt.Reason != Exact || !slices.Equal(prompt.IDs, []uint32{uint32(inlineBytes + 1 + n)}) {
+				t.Errorf("got %+v, %v", prompt, late)
+			}
+			p.Put(prompt)
+		})
+	}
+	<-p.begun
+	<-p.begun
+	for p.Stats().Queued < 3 {
+		runtime.Gosched()
+	}
+	if s := p.Stats(); s != (PoolStats{Workers: 2, Busy: 2, Queued: 3}) {
+		t.Errorf("%+v", s)
+	}
+	for range 5 {
+		p.let <- struct{}{}
+	}
+	callers.Wait()
+}
+
+// TestPoolLate: whoever waits too long has an approximate prompt; the worker
+// that has begun goes on, on a Prompt of its own, and what had not begun is
+// left out.
+func TestPoolLate(t *testing.T) {
+	p := holdUp(t, NewPool(1, 10*time.Millisecond))
+	var first *Prompt
+	for late := false; !late; {
+		// On a busy machine the worker may not have come to it in time.
+		first, late = p.Read(nil, Chat, large(1), time.Time{})
+		if first.Reason != Late || len(first.IDs) > 0 {
+			t.Fatalf("got %+v", first)
+		}
+	}
+	<-p.begun
+	second, late := p.Read(nil, Chat, large(2), time.Time{})
+	if second.Reason != Late || late {
+		t.Errorf("behind another: got %+v, late %v", second, late)
+	}
+	p.let <- struct{}{}
+	p.Close()
+	select {
+	case <-p.begun:
+		t.Error("a prompt was followed that nobody waits for")
+	default:
+	}
+	if first == second || len(first.IDs) > 0 || len(second.IDs) > 0 {
+		t.Errorf("the worker wrote into a caller's prompt: %+v, %+v", first, second)
+	}
+}
+
+func TestPoolFull(t *testing.T) {
+	p := holdUp(t, NewPool(1, time.Minute))
+	var callers sync.WaitGroup
+	var exact atomic.Int64
+	for range 1 + queuedPerWorker {
+		callers.Go(func() {
+			if prompt, _ := p.Read(nil, Chat, large(1), time.Time{}); prompt.Reason == Exact {
+				exact.Add(1)
+			}
+		})
+	}
+	<-p.begun
+	for p.Stats().Queued < queuedPerWorker {
+		runtime.Gosched()
+	}
+	prompt, late := p.Read(nil, Chat, large(1), time.Time{})
+	if prompt.Reason != QueueFull || late {
+		t.Errorf("got %+v, %v", prompt, late)
+	}
+	for range 1 + queuedPerWorker {
+		p.let <- struct{}{}
+	}
+	callers.Wait()
+	p.Close()
+	if exact.Load() != 1+queuedPerWorker {
+		t.Errorf("%d of %d were followed", exact.Load(), 1+queuedPerWorker)
+	}
+}
+
+func TestPoolPanic(t *testing.T) {
+	p := NewPool(1, time.Minute)
+	defer p.Close()
+	p.follow = func(*Model, *Prompt, Kind, []byte, time.Time) { panic("a defect") }
+	for _, body := range [][]byte{nil, large(1), large(1)} {
+		if prompt, late := p.Read(nil, Chat, body, time.Time{}); prompt.Reason != Failed || late {
+			t.Errorf("got %+v, %v", prompt, late)
+		}
+	}
+	// The worker has lived through it.
+	p.follow = func(_ *Model, prompt *Prompt, _ Kind, _ []byte, _ time.Time) { prompt.reset() }
+	if prompt, _ := p.Read(nil, Chat, large(1), time.Time{}); prompt.Reason != Exact {
+		t.Errorf("got %+v", prompt)
+	}
+}
+
+// TestPoolCloseUnderLoad: whoever reads while the pool is closed gets an
+// answer, and no goroutine is left.
+func TestPoolCloseUnderLoad(t *testing.T) {
+	before := runtime.NumGoroutine()
+	for range 20 {
+		p := NewPool(3, 20*time.Millisecond)
+		p.follow = func(_ *Model, prompt *Prompt, _ Kind, body []byte, _ time.Time) {
+			prompt.reset()
+			prompt.IDs = append(prompt.IDs, uint32(len(body)))
+		}
+		var callers sync.WaitGroup
+		started := make(chan struct{}, 8)
+		for c := range 8 {
+			callers.Go(func() {
+				for i := range 50 {
+					body := large(1 + c*50 + i)
+					prompt, _ := p.Read(nil, Chat, body, time.Time{})
+					switch prompt.Reason {
+					case Exact:
+						if !slices.Equal(prompt.IDs, []uint32{uint32(len(body))}) {
+							t.Errorf("%d bytes have the ids %v", len(body), prompt.IDs)
+						}
+					case Late, QueueFull:
+						// Once the pool is closed each waits for its time.
+						return
+					default:
+						t.Errorf("got %+v", prompt)
+					}
+					p.Put(prompt)
+					if i == 0 {
+						started <- struct{}{}
+					}
+				}
+			})
+		}
+		<-started
+		p.Close()
+		callers.Wait()
+		if s := p.Stats(); s.Busy != 0 {
+			t.Errorf("%+v", s)
+		}
+	}
+	for deadline := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > before; {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d goroutines, %d before", runtime.NumGoroutine(), before)
+		}
+		runtime.Gosched()
+	}
+}
+
+// TestPoolKeepsLittle: a Prompt that has grown large is not kept.
+func TestPoolKeepsLittle(t *testing.T) {
+	p := NewPool(1, time.Minute)
+	defer p.Close()
+	for range 10 {
+		prompt, _ := p.Read(nil, Chat, nil, time.Time{})
+		if prompt.memory() > keptMemory {
+			t.Fatal("a large one came back")
+		}
+		prompt.IDs = make([]uint32, keptMemory/4+1)
+		p.Put(prompt)
+	}
+}
+
+// BenchmarkPool is what a worker costs beside following at once.
+func BenchmarkPool(b *testing.B) {
+	p := NewPool(2, time.Minute)
+	defer p.Close()
+	p.follow = func(_ *Model, prompt *Prompt, _ Kind, _ []byte, _ time.Time) { prompt.reset() }
+	for name, body := range map[string][]byte{"inline": large(0), "worker": large(1)} {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				prompt, _ := p.Read(nil, Chat, body, time.Time{})
+				p.Put(prompt)
+			}
+		})
+	}
+}

@@ -1,0 +1,330 @@
+package prompt
+
+import (
+	"math"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/ardanlabs/jinja"
+)
+
+// maxDepth bounds how deeply values may nest. Python's own bound is near a
+// thousand; templates that print values stop being followed long before.
+const maxDepth = 256
+
+// decoder reads JSON into the values that templates work with, as Python's
+// json module reads it: the order of keys is kept, of equal keys the last one's
+// value counts in the first one's place, and NaN is a number. One goroutine uses
+// it for one text. Strings without escapes share the text's memory. The zero
+// value with a text is ready.
+type decoder struct {
+	text string
+	pos  int
+	// odd is set when the text is JSON but holds something whose printed form
+	// is not certain: Unfollowed for numbers that Python keeps exactly and we
+	// do not, Malformed for halves of surrogate pairs, which no tokenizer takes.
+	odd Reason
+}
+
+// decode reads a whole text. ok is false when it is not JSON.
+func (d *decoder) decode() (v jinja.Value, ok bool) {
+	d.space()
+	if v, ok = d.value(0); !ok {
+		return v, false
+	}
+	d.space()
+	return v, d.pos == len(d.text)
+}
+
+func (d *decoder) value(depth int) (v jinja.Value, ok bool) {
+	if d.pos >= len(d.text) {
+		return v, false
+	}
+	switch c := d.text[d.pos]; c {
+	case '"':
+		s, ok := d.string()
+		return jinja.NewString(s), ok
+	case '{':
+		return d.object(depth)
+	case '[':
+		return d.array(depth)
+	case 't':
+		return jinja.NewBool(true), d.literal("true")
+	case 'f':
+		return jinja.NewBool(false), d.literal("false")
+	case 'n':
+		return jinja.None(), d.literal("null")
+	case 'N':
+		d.note(Unfollowed)
+		return jinja.NewFloat(math.NaN()), d.literal("NaN")
+	case 'I':
+		d.note(Unfollowed)
+		return jinja.NewFloat(math.Inf(1)), d.literal("Infinity")
+	default:
+		if c == '-' && strings.HasPrefix(d.text[d.pos:], "-I") {
+			d.note(Unfollowed)
+			return jinja.NewFloat(math.Inf(-1)), d.literal("-Infinity")
+		}
+		return d.number()
+	}
+}
+
+func (d *decoder) object(depth int) (v jinja.Value, ok bool) {
+	if depth == maxDepth {
+		d.note(Unfollowed)
+		return v, false
+	}
+	v = jinja.NewDict()
+	dict := v.AsDict()
+	d.pos++
+	d.space()
+	if d.accept('}') {
+		return v, true
+	}
+	for {
+		if d.pos >= len(d.text) || d.text[d.pos] != '"' {
+			return v, false
+		}
+		key, ok := d.string()
+		if !ok {
+			return v, false
+		}
+		d.space()
+		if !d.accept(':') {
+			return v, false
+		}
+		d.space()
+		member, ok := d.value(depth + 1)
+		if !ok {
+			return v, false
+		}
+		dict.Set(key, member)
+		d.space()
+		if d.accept('}') {
+			return v, true
+		}
+		if !d.accept(',') {
+			return v, false
+		}
+		d.space()
+	}
+}
+
+func (d *decoder) array(depth int) (v jinja.Value, ok bool) {
+	if depth == maxDepth {
+		d.note(Unfollowed)
+		return v, false
+	}
+	var items []jinja.Value
+	d.pos++
+	d.space()
+	if d.accept(']') {
+		return jinja.NewList(nil), true
+	}
+	for {
+		item, ok := d.value(depth + 1)
+		if !ok {
+			return v, false
+		}
+		items = append(items, item)
+		d.space()
+		if d.accept(']') {
+			return jinja.NewList(items), true
+		}
+		if !d.accept(',') {
+			return v, false
+		}
+		d.space()
+	}
+}
+
+// number reads what Python's json reads: an integer, or a float when it has a
+// fraction or an exponent.
+func (d *decoder) number() (v jinja.Value, ok bool) {
+	start, integer := d.pos, true
+	d.accept('-')
+	switch first := d.pos; {
+	case d.digits() == 0, d.text[first] == '0' && d.pos > first+1:
+		return v, false
+	}
+	if d.pos+1 < len(d.text) && d.text[d.pos] == '.' && isDigit(d.text[d.pos+1]) {
+		integer = false
+		d.pos++
+		d.digits()
+	}
+	if d.pos < len(d.text) && d.text[d.pos]|0x20 == 'e' {
+		at := d.pos
+		d.pos++
+		if !d.accept('-') {
+			d.accept('+')
+		}
+		if d.digits() == 0 {
+			d.pos = at
+		} else {
+			integer = false
+		}
+	}
+	number := d.text[start:d.pos]
+	if integer {
+		n, err := strconv.ParseInt(number, 10, 64)
+		if err != nil {
+			d.note(Unfollowed)
+		}
+		return jinja.NewInt(n), true
+	}
+	f, err := strconv.ParseFloat(number, 64)
+	if err != nil {
+		d.note(Unfollowed)
+	}
+	return jinja.NewFloat(f), true
+}
+
+func (d *decoder) digits() int {
+	start := d.pos
+	for d.pos < len(d.text) && isDigit(d.text[d.pos]) {
+		d.pos++
+	}
+	return d.pos - start
+}
+
+func isDigit(c byte) bool { return c >= '0' && c <= '9' }
+
+// string reads a string that begins at d.pos.
+func (d *decoder) string() (s string, ok bool) {
+	d.pos++
+	start := d.pos
+	d.pos += plain(d.text[start:])
+	if d.pos < len(d.text) && d.text[d.pos] == '"' {
+		d.pos++
+		return d.text[start : d.pos-1], true
+	}
+	out := append(make([]byte, 0, 2*(d.pos-start)+32), d.text[start:d.pos]...)
+	for d.pos < len(d.text) {
+		switch c := d.text[d.pos]; {
+		case c == '"':
+			d.pos++
+			return string(out), true
+		case c != '\\':
+			return "", false // a control character
+		}
+		if out, ok = d.escape(out); !ok {
+			return "", false
+		}
+		n := plain(d.text[d.pos:])
+		out = append(out, d.text[d.pos:d.pos+n]...)
+		d.pos += n
+	}
+	return "", false
+}
+
+// escape appends what the escape at d.pos stands for.
+func (d *decoder) escape(out []byte) (_ []byte, ok bool) {
+	if d.pos+1 >= len(d.text) {
+		return out, false
+	}
+	c := d.text[d.pos+1]
+	d.pos += 2
+	switch c {
+	case '"', '\\', '/':
+		return append(out, c), true
+	case 'b':
+		return append(out, '\b'), true
+	case 'f':
+		return append(out, '\f'), true
+	case 'n':
+		return append(out, '\n'), true
+	case 'r':
+		return append(out, '\r'), true
+	case 't':
+		return append(out, '\t'), true
+	case 'u':
+	default:
+		return out, false
+	}
+	r, ok := hex4(d.text[d.pos:])
+	if !ok {
+		return out, false
+	}
+	d.pos += 4
+	if r < 0xd800 || r > 0xdfff {
+		return utf8.AppendRune(out, r), true
+	}
+	if r < 0xdc00 && strings.HasPrefix(d.text[d.pos:], `\u`) {
+		if low, ok := hex4(d.text[d.pos+2:]); ok && low >= 0xdc00 && low <= 0xdfff {
+			d.pos += 6
+			return utf8.AppendRune(out, 0x10000+(r-0xd800)<<10+(low-0xdc00)), true
+		}
+	}
+	d.note(Malformed)
+	return utf8.AppendRune(out, utf8.RuneError), true
+}
+
+func hex4(s string) (r rune, ok bool) {
+	if len(s) < 4 {
+		return 0, false
+	}
+	for _, c := range []byte(s[:4]) {
+		switch {
+		case isDigit(c):
+			r = r<<4 | rune(c-'0')
+		case c|0x20 >= 'a' && c|0x20 <= 'f':
+			r = r<<4 | rune(c|0x20-'a'+10)
+		default:
+			return 0, false
+		}
+	}
+	return r, true
+}
+
+// plain is how many bytes of s stand for themselves: no quote, no backslash, no
+// control character. It looks at eight bytes at a time.
+func plain(s string) int {
+	const (
+		ones  = 0x0101010101010101
+		highs = 0x8080808080808080
+	)
+	i := 0
+	for ; i+8 <= len(s); i += 8 {
+		w := uint64(s[i]) | uint64(s[i+1])<<8 | uint64(s[i+2])<<16 | uint64(s[i+3])<<24 |
+			uint64(s[i+4])<<32 | uint64(s[i+5])<<40 | uint64(s[i+6])<<48 | uint64(s[i+7])<<56
+		quote, slash := w^(ones*'"'), w^(ones*'\\')
+		if ((w-ones*0x20)&^w|(quote-ones)&^quote|(slash-ones)&^slash)&highs != 0 {
+			break
+		}
+	}
+	for i < len(s) && s[i] >= 0x20 && s[i] != '"' && s[i] != '\\' {
+		i++
+	}
+	return i
+}
+
+func (d *decoder) literal(word string) bool {
+	if !strings.HasPrefix(d.text[d.pos:], word) {
+		return false
+	}
+	d.pos += len(word)
+	return true
+}
+
+func (d *decoder) accept(c byte) bool {
+	if d.pos < len(d.text) && d.text[d.pos] == c {
+		d.pos++
+		return true
+	}
+	return false
+}
+
+func (d *decoder) space() {
+	for d.pos < len(d.text) && isSpace(d.text[d.pos]) {
+		d.pos++
+	}
+}
+
+func isSpace(c byte) bool { return c == ' ' || c == '\n' || c == '\t' || c == '\r' }
+
+func (d *decoder) note(odd Reason) {
+	if d.odd == Exact || odd == Malformed {
+		d.odd = odd
+	}
+}
