@@ -156,6 +156,9 @@ func askRender(ctx context.Context, o *oracle, kind prompt.Kind, body []byte) ([
 	if err != nil {
 		return nil, err
 	}
+	if len(list) == 0 {
+		return nil, errNoPage
+	}
 	var ids []uint32
 	for _, r := range list {
 		if r.IDs == nil {
