@@ -192,5 +192,5 @@ func approximate(m *Model, prompt *Prompt, kind Kind, body []byte, reason Reason
 
 // memory is how much the prompt keeps for its next use.
 func (p *Prompt) memory() int {
-	return 4*cap(p.IDs) + 8*(cap(p.Ends)+cap(p.TextEnds)) + cap(p.Text) + cap(p.Salt)
+	return 4*cap(p.IDs) + 8*(cap(p.Ends)+cap(p.TextEnds)) + cap(p.Text) + cap(p.Salt) + cap(p.scratch.key)
 }

@@ -38,7 +38,10 @@ type Prompt struct {
 }
 
 // scratch is memory that following a prompt needs and that is worth keeping.
-type scratch struct{}
+type scratch struct {
+	// key is that of the prompt in the memo.
+	key []byte
+}
 
 // Tokens is how many tokens the engine will count for the prompt, 0 when that
 // is not known.

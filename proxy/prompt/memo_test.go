@@ -1,0 +1,196 @@
+package prompt
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/inferrail/inferrail/proxy/prompt/tokenizer"
+)
+
+// scanned returns the outline of a body.
+func scanned(t testing.TB, kind Kind, body string) *outline {
+	t.Helper()
+	o := &outline{}
+	if reason := o.scan(kind, []byte(body)); reason != Exact {
+		t.Fatalf("%.80s: %v", body, reason)
+	}
+	return o
+}
+
+// follow does what Model.Follow does around a memo: recall, else ids, noted.
+func follow(m *memo, o *outline, day time.Time, ids []uint32, ends []int) (p *Prompt, known bool) {
+	p = &Prompt{}
+	if m.recall(p, o, day) {
+		return p, true
+	}
+	p.IDs, p.Ends = append(p.IDs, ids...), append(p.Ends, ends...)
+	m.note(p, o)
+	return p, false
+}
+
+// TestMemoStories: what is the same prompt, and what is another.
+func TestMemoStories(t *testing.T) {
+	monday := time.Date(2026, 7, 6, 1, 0, 0, 0, time.UTC)
+	type request struct {
+		kind Kind
+		body string
+		day  time.Time
+	}
+	chat := request{Chat, `{"messages":[{"role":"user","content":"hi"}],"tools":[]}`, time.Time{}}
+	f := func(other request, want bool) {
+		t.Helper()
+		m := newMemo(tokenizer.NewCache(1 << 20))
+		o := scanned(t, chat.kind, chat.body)
+		for turn := range 3 {
+			if _, known := follow(m, o, chat.day, []uint32{1, 2, 3}, []int{3}); known != (turn == 2) {
+				t.Fatalf("turn %d: known %v", turn, known)
+			}
+		}
+		p, known := follow(m, scanned(t, other.kind, other.body), other.day, nil, nil)
+		if known != want {
+			t.Errorf("%v %s: known %v, want %v", other.kind, other.body, known, want)
+		}
+		if known && (!slices.Equal(p.IDs, []uint32{1, 2, 3}) || !slices.Equal(p.Ends, []int{3})) {
+			t.Errorf("got %v, %v", p.IDs, p.Ends)
+		}
+	}
+	f(chat, true)
+	// Members that do not bear on the prompt, others in another order, salts.
+	f(request{Chat, `{"model":"m","stream":true,"tools":[],"messages":[{"role":"user","content":"hi"}],"n":2}`, time.Time{}}, true)
+	f(request{Chat, `{"cache_salt":"mine","messages":[{"role":"user","content":"hi"}],"tools":[]}`, time.Time{}}, true)
+	f(request{Chat, `{"messages":[{"role":"user","content":"ho"}],"tools":[]}`, time.Time{}}, false)
+	f(request{Chat, `{"messages":[{"role":"user","content":"hi"}]}`, time.Time{}}, false)
+	f(request{Chat, `{"messages":[{"role":"user","content":"hi"}],"documents":[]}`, time.Time{}}, false)
+	f(request{Chat, `{"messages":[],"tools":[{"role":"user","content":"hi"}]}`, time.Time{}}, false)
+	f(request{Chat, `{"messages":[{"role":"user","content":"hi"}],"tools":[],"add_generation_prompt":false}`, time.Time{}}, false)
+	f(request{Tokenize, chat.body, time.Time{}}, false)
+	f(request{Chat, chat.body, monday}, false)
+
+	chat.day = monday
+	f(request{Chat, chat.body, monday.Add(22 * time.Hour)}, true)
+	f(request{Chat, chat.body, monday.Add(24 * time.Hour)}, false)
+	f(request{Chat, chat.body, time.Time{}}, false)
+}
+
+// TestMemoOfModels: two models with one cache know nothing of each other, and
+// without a cache nothing is known.
+func TestMemoOfModels(t *testing.T) {
+	cache := tokenizer.NewCache(1 << 20)
+	a, b := newMemo(cache), newMemo(cache)
+	o := scanned(t, Completion, `{"prompt":["a","b"]}`)
+	for range 2 {
+		follow(a, o, time.Time{}, []uint32{1, 2}, []int{1, 2})
+	}
+	if p, known := follow(a, o, time.Time{}, nil, nil); !known || !slices.Equal(p.IDs, []uint32{1, 2}) || !slices.Equal(p.Ends, []int{1, 2}) {
+		t.Errorf("got %+v, %v", p, known)
+	}
+	if _, known := follow(b, o, time.Time{}, nil, nil); known {
+		t.Error("another model's ids")
+	}
+	none := newMemo(nil)
+	for range 3 {
+		if _, known := follow(none, o, time.Time{}, nil, nil); known {
+			t.Error("known without a cache")
+		}
+	}
+	huge := scanned(t, Completion, `{"prompt":"`+strings.Repeat("x", memoBytes)+`"}`)
+	for range 3 {
+		if _, known := follow(a, huge, time.Time{}, nil, nil); known {
+			t.Error("too large to be looked up, but known")
+		}
+	}
+}
+
+// TestMemoAgainstModel: a random history beside a map that forgets nothing.
+func TestMemoAgainstModel(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 1))
+	m := newMemo(tokenizer.NewCache(200_000))
+	type known struct {
+		ids  []uint32
+		ends []int
+	}
+	model := map[string]known{}
+	hits := 0
+	for range 20_000 {
+		n := int(float64(r.IntN(400)) * r.Float64())
+		body := fmt.Sprintf(`{"prompt":"%d%s"}`, n, strings.Repeat("x", n*n%2000))
+		k, ok := model[body]
+		if !ok {
+			for range r.IntN(4) {
+				for range r.IntN(50) {
+					k.ids = append(k.ids, r.Uint32())
+				}
+				k.ends = append(k.ends, len(k.ids))
+			}
+			model[body] = k
+		}
+		p, known := follow(m, scanned(t, Completion, body), time.Time{}, k.ids, k.ends)
+		if !slices.Equal(p.IDs, k.ids) || !slices.Equal(p.Ends, k.ends) {
+			t.Fatalf("%.40s: got %v, %v, want %+v", body, p.IDs, p.Ends, k)
+		}
+		if known {
+			hits++
+		}
+	}
+	if hits < 1000 {
+		t.Errorf("only %d hits", hits)
+	}
+}
+
+// chatBody returns a chat of about so many bytes.
+func chatBody(size int) string {
+	var b strings.Builder
+	b.WriteString(`{"model":"m","messages":[`)
+	for i := 0; b.Len() < size; i++ {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		fmt.Fprintf(&b, `{"role":"user","content":"%s"}`, strings.Repeat(fmt.Sprint("word", i, " "), size/24/8))
+	}
+	b.WriteString(`],"stream":true}`)
+	return b.String()
+}
+
+func TestMemoHitAllocatesNothing(t *testing.T) {
+	if raceDetector {
+		t.Skip("the race detector allocates")
+	}
+	m := newMemo(tokenizer.NewCache(4 << 20))
+	o := scanned(t, Chat, chatBody(32<<10))
+	for range 2 {
+		follow(m, o, time.Time{}, make([]uint32, 8000), []int{8000})
+	}
+	var p Prompt
+	if n := testing.AllocsPerRun(100, func() {
+		p.reset()
+		if !m.recall(&p, o, time.Time{}) {
+			t.Fatal("not known")
+		}
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+// BenchmarkMemoHit reads a chat of 8,000 tokens and 32 KiB that was seen
+// before, from its bytes to its ids.
+func BenchmarkMemoHit(b *testing.B) {
+	m := newMemo(tokenizer.NewCache(256 << 20))
+	body := chatBody(32 << 10)
+	for range 2 {
+		follow(m, scanned(b, Chat, body), time.Time{}, make([]uint32, 8000), []int{8000})
+	}
+	var p Prompt
+	bytes := []byte(body)
+	b.ReportAllocs()
+	for b.Loop() {
+		var o outline
+		p.reset()
+		if o.scan(Chat, bytes) != Exact || !m.recall(&p, &o, time.Time{}) {
+			b.Fatal("not known")
+		}
+	}
+}
