@@ -36,6 +36,8 @@ type choice struct {
 	script []string
 	call   *tool
 	finish string
+	// prompt are the ids of its prompt, if the answer shows any.
+	prompt []int
 	// stopped is the text that ended it.
 	stopped string
 	tokens  int // of its prompt
@@ -52,6 +54,9 @@ func newAnswer(cfg *Config, r *request, id string, created int64) *answer {
 		for i := range r.n {
 			c := choice{voice: newVoice(cfg.Seed, p, i), tokens: p.tokens, finish: r.finish}
 			c.voice.pad, c.voice.padMax = r.faults.TokenBytes, r.faults.TokenBytesMax
+			if r.tokenIDs {
+				c.prompt = p.ids()
+			}
 			c.seq = Sequence{Uncached: p.tokens, Output: r.output, Slow: r.faults.Slow}
 			c.write(r)
 			a.choices = append(a.choices, c)
@@ -233,7 +238,8 @@ func (a *answer) appendRole(dst []byte, i int) []byte {
 	if a.req.continuousUsage {
 		dst = a.appendUsageSoFar(dst, &a.choices[i])
 	}
-	return append(dst, ",\"prompt_token_ids\":null,\"prompt_text\":null}\n\n"...)
+	dst = a.choices[i].appendPromptIDs(dst)
+	return append(dst, ",\"prompt_text\":null}\n\n"...)
 }
 
 // appendChunk appends the event of the next token of choice i and counts it as
@@ -272,10 +278,14 @@ func (a *answer) appendChunk(dst []byte, i int) []byte {
 			dst = append(dst, "null"...)
 		}
 	}
-	if a.req.api == completions {
+	switch {
+	case a.req.api == completions && c.sent == 0:
+		dst = c.appendPromptIDs(dst)
+	case a.req.api == completions:
 		dst = append(dst, `,"prompt_token_ids":null`...)
 	}
-	dst = append(dst, `,"token_ids":null}]`...)
+	dst = a.appendTokenIDs(dst, c, c.sent, c.sent+1)
+	dst = append(dst, "}]"...)
 	c.sent++
 	if a.req.continuousUsage {
 		dst = a.appendUsageSoFar(dst, c)
@@ -357,9 +367,10 @@ func (a *answer) appendChoices(dst []byte, pad int) []byte {
 		dst = append(dst, c.finish...)
 		dst = append(dst, `","stop_reason":`...)
 		dst = c.appendStopReason(dst)
-		dst = append(dst, `,"token_ids":null`...)
+		dst = a.appendTokenIDs(dst, c, 0, c.seq.Output)
 		if a.req.api == completions {
-			dst = append(dst, `,"prompt_logprobs":null,"prompt_token_ids":null`...)
+			dst = append(dst, `,"prompt_logprobs":null`...)
+			dst = c.appendPromptIDs(dst)
 		}
 		dst = append(dst, `,"routed_experts":null}`...)
 	}
@@ -368,9 +379,44 @@ func (a *answer) appendChoices(dst []byte, pad int) []byte {
 	dst = append(dst, `,"usage":`...)
 	dst = appendFullUsage(dst, a.promptTokens(), output)
 	if a.req.api == chat {
-		dst = append(dst, `,"prompt_logprobs":null,"prompt_token_ids":null,"prompt_text":null`...)
+		dst = append(dst, `,"prompt_logprobs":null`...)
+		dst = a.choices[0].appendPromptIDs(dst)
+		dst = append(dst, `,"prompt_text":null`...)
 	}
 	return append(dst, `,"kv_transfer_params":null,"ec_transfer_params":null,"metrics":null}`...)
+}
+
+// appendPromptIDs appends the member prompt_token_ids.
+func (c *choice) appendPromptIDs(dst []byte) []byte {
+	return appendIDs(append(dst, `,"prompt_token_ids":`...), c.prompt)
+}
+
+// appendTokenIDs appends the member token_ids of the tokens from one to before
+// another.
+func (a *answer) appendTokenIDs(dst []byte, c *choice, from, to int) []byte {
+	var ids []int
+	if a.req.tokenIDs {
+		ids = []int{}
+		for k := from; k < to; k++ {
+			ids = append(ids, tokenIDs(c.token(k))...)
+		}
+	}
+	return appendIDs(append(dst, `,"token_ids":`...), ids)
+}
+
+// appendIDs appends a list of ids, or null when there is none.
+func appendIDs(dst []byte, ids []int) []byte {
+	if ids == nil {
+		return append(dst, "null"...)
+	}
+	dst = append(dst, '[')
+	for i, id := range ids {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = strconv.AppendInt(dst, int64(id), 10)
+	}
+	return append(dst, ']')
 }
 
 // appendFullUsage appends usage with the details that nobody has asked for.

@@ -2,7 +2,8 @@
 // upstream of this project's tests, and what `inferrail sim` serves.
 //
 //	engine.go     Engine, Sequence: when each token comes. No I/O, no clock, no goroutine
-//	text.go       what the model says and how many tokens a text has
+//	text.go       what the model says and which tokens a text has
+//	prompt.go     what the model continues; chats by the agent's own code
 //	request.go    one API request as vLLM understands and refuses it: chat, completions
 //	form.go       JSON that follows a schema
 //	tool.go       calls of tools

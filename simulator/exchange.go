@@ -82,6 +82,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, req *request) {
 	if !req.ownFaults {
 		req.faults = s.faults.Load().take()
 	}
+	req.distort()
 	x := &exchange{
 		s: s, w: w, http: http.NewResponseController(w),
 		ctx: r.Context(), conn: connOf(r.Context()), req: req,

@@ -56,6 +56,9 @@ type Faults struct {
 	CloseBeforeHead string `json:"close_before_head" yaml:"close_before_head" name:"close-before-head" enum:",fin,rst" default:"" help:"fin or rst instead of an answer."`
 	// Garbage answers with bytes that are not HTTP, and closes.
 	Garbage bool `json:"garbage" yaml:"garbage" name:"garbage" help:"Answer with bytes that are not HTTP."`
+	// Tokenizer computes prompts of other tokens than the agent expects:
+	// "token" adds one, "template" leaves the end of the template out.
+	Tokenizer string `json:"tokenizer" yaml:"tokenizer" name:"tokenizer" enum:",token,template" default:"" help:"token or template: compute prompts of other tokens."`
 	// Status answers with an error of this HTTP status.
 	Status int `json:"status" yaml:"status" name:"status" help:"Answer with this HTTP status, 400 to 599, and an error."`
 
@@ -97,6 +100,8 @@ func (f *Faults) check() error {
 		return fmt.Errorf("length_excess must be between 0 and %d", maxBodyBytes)
 	case f.CloseBeforeHead != "" && f.CloseBeforeHead != "fin" && f.CloseBeforeHead != "rst":
 		return fmt.Errorf("close_before_head must be fin or rst, not %q", f.CloseBeforeHead)
+	case f.Tokenizer != "" && f.Tokenizer != "token" && f.Tokenizer != "template":
+		return fmt.Errorf("tokenizer must be token or template, not %q", f.Tokenizer)
 	case badStatus(f.Status) || badStatus(f.HealthStatus):
 		return errors.New("status and health_status must be between 400 and 599")
 	case f.FailRequests < 0:
@@ -129,6 +134,14 @@ type faultSet struct {
 // take returns the faults that hit one more request.
 func (f *faultSet) take() Faults {
 	if f.FailRequests > 0 && f.left.Add(-1) < 0 {
+		return Faults{}
+	}
+	return f.Faults
+}
+
+// peek returns the faults that take would, and uses none up.
+func (f *faultSet) peek() Faults {
+	if f.FailRequests > 0 && f.left.Load() <= 0 {
 		return Faults{}
 	}
 	return f.Faults
@@ -411,7 +424,12 @@ func expected(cfg *Config, path string, body []byte) (*request, error) {
 	if !ok {
 		return nil, fmt.Errorf("no generating route %q", path)
 	}
-	return parse(cfg, body)
+	r, err := parse(cfg, body)
+	if err != nil {
+		return nil, err
+	}
+	r.distort()
+	return r, nil
 }
 
 // appendPaddedBody appends the body of an answer that is not streamed,

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	follow "github.com/inferrail/inferrail/proxy/prompt"
 )
 
 // api is what an inference route asks for.
@@ -56,8 +58,10 @@ type request struct {
 	stop []string
 	call *call
 	form *form
+	salt *string
 
-	stream, usage, continuousUsage bool
+	// tokenIDs: the answer shows the ids of its tokens and of the prompt's.
+	stream, usage, continuousUsage, tokenIDs bool
 
 	// The parts of an answer that only one API has.
 	responses *responsesBody
@@ -69,23 +73,6 @@ type request struct {
 	// ownFaults: they are the request's, not the server's.
 	ownFaults bool
 	raw       *Raw
-}
-
-// prompt is what the model is asked to continue.
-type prompt struct {
-	tokens int
-	hash   uint64
-	// text or given, its token ids, is what the client has sent.
-	text  string
-	given []int
-}
-
-// ids returns the numbers of its tokens.
-func (p *prompt) ids() []int {
-	if p.given != nil {
-		return p.given
-	}
-	return tokenIDs(p.text)
 }
 
 // xargs are the extensions that any request may carry.
@@ -150,6 +137,8 @@ type requestBody struct {
 	ResponseFormat      jsontext.Value `json:"response_format"`
 	StructuredOutputs   jsontext.Value `json:"structured_outputs"`
 	Stream              *bool          `json:"stream"`
+	ReturnTokenIDs      *bool          `json:"return_token_ids"`
+	CacheSalt           *string        `json:"cache_salt"`
 	StreamOptions       *struct {
 		IncludeUsage         *bool `json:"include_usage"`
 		ContinuousUsageStats *bool `json:"continuous_usage_stats"`
@@ -179,8 +168,9 @@ func parseRequest(cfg *Config, a api, body []byte) (*request, error) {
 	var err error
 	if a == chat {
 		var text string
-		text, err = renderChat(&b)
-		r.prompts = []prompt{textPrompt(text)}
+		if text, err = renderChat(&b); err == nil {
+			r.prompts = []prompt{chatPrompt(follow.Chat, body, text)}
+		}
 	} else {
 		r.prompts, err = readPrompts("prompt", b.Prompt)
 	}
@@ -197,6 +187,8 @@ func parseRequest(cfg *Config, a api, body []byte) (*request, error) {
 	if b.Stream != nil {
 		r.stream = *b.Stream
 	}
+	r.tokenIDs = b.ReturnTokenIDs != nil && *b.ReturnTokenIDs
+	r.salt = b.CacheSalt
 	if o := b.StreamOptions; o != nil {
 		if !r.stream {
 			return nil, badParameter("stream_options", "Stream options can only be defined when `stream=True`.")
@@ -220,8 +212,8 @@ func parseRequest(cfg *Config, a api, body []byte) (*request, error) {
 // shape reads what the choices must look like.
 func (b *requestBody) shape(r *request) error {
 	if err := b.Others.refuse("logprobs", "top_logprobs", "prompt_logprobs", "echo", "suffix", "best_of", "use_beam_search",
-		"prompt_embeds", "return_token_ids", "return_tokens_as_token_ids", "include_stop_str_in_output", "chat_template",
-		"continue_final_message", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "functions", "function_call",
+		"prompt_embeds", "return_tokens_as_token_ids", "include_stop_str_in_output", "chat_template",
+		"guided_json", "guided_regex", "guided_choice", "guided_grammar", "functions", "function_call",
 		"truncate_prompt_tokens", "stop_token_ids", "bad_words", "allowed_token_ids"); err != nil {
 		return err
 	}
@@ -332,8 +324,15 @@ func checkModel(cfg *Config, model *string) error {
 		*model, strings.Join(cfg.ServedModelName, ", "))}
 }
 
-// renderChat renders tools and messages with a template of the simulator's
-// own.
+// distort makes the prompts what an engine with the fault computes instead.
+func (r *request) distort() {
+	for i := range r.prompts {
+		r.prompts[i].distort(r.faults.Tokenizer)
+	}
+}
+
+// renderChat renders tools and messages as the simulator sees them, whatever
+// they are.
 func renderChat(b *requestBody) (string, error) {
 	if b.Messages == nil {
 		return "", missing("messages")
@@ -355,7 +354,7 @@ func renderChat(b *requestBody) (string, error) {
 			text.WriteString("<|tool_calls|>\n" + string(m.ToolCalls) + "\n")
 		}
 	}
-	text.WriteString("<|assistant|>\n")
+	text.WriteString(opening)
 	return text.String(), nil
 }
 
@@ -429,18 +428,6 @@ func readPrompts(name string, v jsontext.Value) ([]prompt, error) {
 		return prompts, nil
 	}
 	return nil, wrong
-}
-
-func textPrompt(text string) prompt {
-	return prompt{tokens: countTokens(text), hash: hashText(text), text: text}
-}
-
-func idsPrompt(ids []int) prompt {
-	var text []byte
-	for _, id := range ids {
-		text = append(strconv.AppendInt(text, int64(id), 10), ' ')
-	}
-	return prompt{tokens: len(ids), hash: hashText(string(text)), given: ids}
 }
 
 // lenient reads JSON as Python does: the last of several equal names counts.

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strings"
 
+	follow "github.com/inferrail/inferrail/proxy/prompt"
 	"github.com/inferrail/inferrail/proxy/prompt/tokenizer"
 )
 
@@ -29,29 +30,42 @@ func (s *Server) tokenize(cfg *Config, body []byte) (*request, error) {
 	if err := checkModel(cfg, b.Model); err != nil {
 		return nil, err
 	}
-	if err := b.Others.refuse("continue_final_message", "chat_template"); err != nil {
+	if err := b.Others.refuse("chat_template"); err != nil {
 		return nil, err
 	}
-	var text string
+	var p prompt
 	switch {
 	case b.Prompt != nil:
-		text = *b.Prompt
+		p = textPrompt(*b.Prompt)
 	default:
-		var err error
-		if text, err = renderChat(&requestBody{Messages: b.Messages, Tools: b.Tools}); err != nil {
+		text, err := renderChat(&requestBody{Messages: b.Messages, Tools: b.Tools})
+		if err != nil {
 			return nil, err
 		}
+		p = chatPrompt(follow.Tokenize, body, text)
 	}
-	s.vocabulary.learn(text)
+	s.vocabulary.learn(p.text)
+	how := s.faults.Load().peek().Tokenizer
+	if b.Xargs != nil && b.Xargs.Sim != nil {
+		how = b.Xargs.Sim.Tokenizer
+	}
+	p.distort(how)
 	answer := struct {
 		Count       int      `json:"count"`
 		MaxModelLen int      `json:"max_model_len"`
 		Tokens      []int    `json:"tokens"`
 		TokenStrs   []string `json:"token_strs"`
-	}{MaxModelLen: cfg.MaxModelLen, Tokens: tokenIDs(text)}
+	}{MaxModelLen: cfg.MaxModelLen, Tokens: p.ids()}
 	if b.ReturnStrs != nil && *b.ReturnStrs {
 		answer.TokenStrs = []string{}
-		for _, t := range tokensOf(text) {
+		strs := tokensOf(p.text)
+		if p.given != nil {
+			strs = strs[:0]
+			for _, id := range p.given {
+				strs = append(strs, s.vocabulary.text([]int{id}))
+			}
+		}
+		for _, t := range strs {
 			answer.TokenStrs = append(answer.TokenStrs, strings.ToValidUTF8(t, "\ufffd"))
 		}
 	}
@@ -119,6 +133,10 @@ func (s *Server) render(a api) http.HandlerFunc {
 			if err != nil {
 				return nil, err
 			}
+			if !asked.ownFaults {
+				asked.faults = s.faults.Load().peek()
+			}
+			asked.distort()
 			var list []rendered
 			for i := range asked.prompts {
 				p := &asked.prompts[i]
@@ -129,6 +147,7 @@ func (s *Server) render(a api) http.HandlerFunc {
 				if asked.stream && asked.usage {
 					one.Options = jsontext.Value(`{"include_usage":true}`)
 				}
+				one.CacheSalt = asked.salt
 				one.Sampling.MaxTokens, one.Sampling.N, one.Sampling.Stop = asked.output, asked.n, asked.stop
 				s.vocabulary.learn(p.text)
 				list = append(list, one)
