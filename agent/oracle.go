@@ -333,13 +333,16 @@ func (o *oracle) compareOnce(ctx context.Context, verify verifier, kind prompt.K
 	if err != nil {
 		return comparison{unable, "the request is not JSON", ""}
 	}
+	// The way that is known first. Another may take what it does not: vLLM's page
+	// for rendering refuses tools as its chats do, when it was not started for
+	// them, and the other page does not.
 	try := ways
 	if w := o.found[kind]; w != nil {
-		try = []*way{w}
+		try = append([]*way{w}, ways...)
 	}
 	c := comparison{unable, "the engine has no page that tells tokens", ""}
-	for _, w := range try {
-		if !o.may(w) {
+	for i, w := range try {
+		if !o.may(w) || i > 0 && w == try[0] {
 			continue
 		}
 		as, asked := w.request(kind, m)
@@ -365,7 +368,9 @@ func (o *oracle) compareOnce(ctx context.Context, verify verifier, kind prompt.K
 		if err != nil {
 			return comparison{failed, err.Error(), w.name}
 		}
-		o.found[kind] = w
+		if o.found[kind] == nil {
+			o.found[kind] = w
+		}
 		if what := firstDifference(ours.IDs, theirs); what != "" {
 			return comparison{differs, what, w.name}
 		}
@@ -433,7 +438,10 @@ func (o *oracle) probeAll(ctx context.Context, verify verifier, model string) co
 			return c
 		case agrees:
 			agreed = append(agreed, p.name)
-			result.outcome, result.way = agrees, c.way
+			result.outcome = agrees
+			if result.way == "" {
+				result.way = c.way
+			}
 		default:
 			open = append(open, p.name+" ("+c.what+")")
 			result.what = c.what

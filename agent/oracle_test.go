@@ -119,11 +119,13 @@ func (e *fakeEngine) serve(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(status)
 	case answer != "":
 		fmt.Fprint(w, answer)
-	case route == "vllm /v1/chat/completions/render" && named:
+	case route == "vllm-no-tools /v1/chat/completions/render" && strings.Contains(string(body), `"tools"`):
+		w.WriteHeader(400)
+	case (route == "vllm /v1/chat/completions/render" || route == "vllm-no-tools /v1/chat/completions/render") && named:
 		fmt.Fprintf(w, `{"request_id":"chatcmpl-1","token_ids":%s,"sampling_params":{}}`, list)
-	case route == "vllm /v1/completions/render" && named:
+	case (route == "vllm /v1/completions/render" || route == "vllm-no-tools /v1/completions/render") && named:
 		fmt.Fprintf(w, `[{"request_id":"cmpl-1","token_ids":%s}]`, list)
-	case (route == "vllm-old /tokenize" || route == "sglang /tokenize") && named:
+	case slices.Contains([]string{"vllm-old /tokenize", "vllm-no-tools /tokenize", "sglang /tokenize"}, route) && named:
 		fmt.Fprintf(w, `{"count":%d,"max_model_len":4096,"tokens":%s,"token_strs":null}`, len(ids), list)
 	case route == "sglang-old /tokenize":
 		if !ok || strings.Contains(string(body), `"messages"`) {
@@ -217,6 +219,8 @@ func TestOracleAsksEachEngine(t *testing.T) {
 	all := "compared: chat, conversation, parts, odd text, tools, completion"
 	f("vllm", "vllm unknown", agrees, "render", all)
 	f("vllm-old", "vllm unknown sglang", agrees, "tokenize", all)
+	// It refuses what its chats would refuse, and has another page that does not.
+	f("vllm-no-tools", "vllm unknown", agrees, "render", all)
 	f("sglang", "sglang unknown", agrees, "tokenize", all)
 	f("sglang-old", "sglang unknown", agrees, "tokenize", "compared: completion; not compared: chat (the engine does not take it)")
 	f("llamacpp", "llamacpp unknown", agrees, "apply-template", all)

@@ -70,7 +70,10 @@ func (s sims) addTo(c *agent.Config) {
 	if len(s) == 0 {
 		return
 	}
-	i := slices.IndexFunc(c.Models, func(m agent.ModelConfig) bool { return m.Name == simModel })
+	i := slices.IndexFunc(c.Models, func(m agent.ModelConfig) bool { return m.Name == simModel || slices.Contains(m.Aliases, simModel) })
+	if i >= 0 && c.Models[i].Name != simModel {
+		return // the name is another model's, and the engines' model is not asked for by it
+	}
 	if i < 0 {
 		i = len(c.Models)
 		c.Models = append(c.Models, agent.ModelConfig{Name: simModel})
