@@ -95,6 +95,8 @@ type followedModel struct {
 	model *prompt.Model
 	why   string
 	from  string // the tokenizer's name that was found
+	how   string // the model describes itself, whatever its verdict is
+	exact bool
 	tried time.Time
 	// generation is how many models have been loaded: those before this one have
 	// been probed for themselves.
@@ -378,6 +380,7 @@ func (p *prompts) found(e *followedModel, m *prompt.Model, from string, err erro
 	how, exact := m.Describe()
 	e.retireLocked(p)
 	e.model, e.from, e.why = m, from, ""
+	e.how, e.exact = how, exact
 	e.generation++
 	p.byModel[m] = e
 	e.trust.renewed()
@@ -508,9 +511,8 @@ func (p *prompts) status(model *proxy.Model) promptStatus {
 	case e.model == nil:
 		s.State, s.Why = "approximate", e.why
 	default:
-		how, exact := e.model.Describe()
-		s.How, s.State = how, "exact"
-		if !exact {
+		s.How, s.State = e.how, "exact"
+		if !e.exact {
 			s.State = "approximate"
 		}
 		if e.verdict != "" {

@@ -1,12 +1,14 @@
 package agent
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
+	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -17,6 +19,7 @@ import (
 
 	"github.com/inferrail/inferrail/proxy"
 	"github.com/inferrail/inferrail/proxy/prompt"
+	"github.com/inferrail/inferrail/simulator"
 )
 
 // library is where models are loaded from in a test: what there is, and what was
@@ -655,21 +658,138 @@ func BenchmarkCounted(b *testing.B) {
 	})
 }
 
-// An agent's own way from end to end: a request whose engine counts otherwise is
-// noticed, and the pages tell.
-func TestAgentShowsPrompts(t *testing.T) {
-	a := startAgent(t, testConfig(startEngine(t, 0, "m")))
-	defer stopped(t, a)
-	if _, err := io.ReadAll(ask(t, a, 3).Body); err != nil {
-		t.Fatal(err)
-	}
+// promptPage is what /debug/fleet says of how the model m is followed.
+func promptPage(t *testing.T, a *Agent) promptStatus {
+	t.Helper()
 	_, body := page(t, a, "/debug/fleet")
-	for _, want := range []string{`"prompts": {`, `"state": `, `"block_size": 16`} {
-		if !strings.Contains(body, want) {
-			t.Errorf("/debug/fleet lacks %s:\n%s", want, body)
+	var fleet struct {
+		Models []struct {
+			Name    string
+			Prompts promptStatus
 		}
 	}
-	_, body = page(t, a, "/metrics")
+	if err := json.Unmarshal([]byte(body), &fleet); err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range fleet.Models {
+		if m.Name == "m" {
+			return m.Prompts
+		}
+	}
+	return promptStatus{}
+}
+
+// askWhole sends a chat that is answered as a whole, and returns how many tokens
+// the agent has told and how many the engine has counted.
+func askWhole(t *testing.T, a *Agent, text string) (told string, counted int) {
+	t.Helper()
+	body := fmt.Sprintf(`{"model":"m","max_tokens":1,"messages":[{"role":"system","content":"Be brief."},{"role":"user","content":%q}]}`, text)
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 30 * time.Second}
+	resp, err := client.Post("http://"+a.Addr().String()+"/v1/chat/completions", "application/json", strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var answer struct {
+		Usage struct {
+			Prompt int `json:"prompt_tokens"`
+		}
+	}
+	if err := json.NewDecoder(resp.Body).Decode(&answer); err != nil || resp.StatusCode != 200 {
+		t.Fatalf("status %d, %v", resp.StatusCode, err)
+	}
+	return resp.Header.Get("x-inferrail-prompt-tokens"), answer.Usage.Prompt
+}
+
+// The whole way: a simulated engine whose prompts are followed exactly; then it
+// counts otherwise, which its responses show; and when it has been away and is as
+// it was, it is believed again.
+func TestAgentFollowsPrompts(t *testing.T) {
+	engine := startEngine(t, 0, "m")
+	c := testConfig(engine)
+	c.Models = []ModelConfig{{Name: "m", Tokenizer: "builtin:sim"}}
+	a := startAgent(t, c)
+	defer stopped(t, a)
+	var got promptStatus
+	expect := func(state, result string) {
+		t.Helper()
+		eventually(t, func() bool {
+			got = promptPage(t, a)
+			return got.State == state && len(got.Probes) == 1 && got.Probes[0].Result == result
+		}, func() string { return fmt.Sprintf("m is %+v; want it %s and the probes: %s", got, state, result) })
+	}
+	expect("exact", "agrees")
+	if want := "compared: chat, conversation, parts, odd text, tools, completion"; got.Probes[0].What != want || got.Probes[0].Via != "render" {
+		t.Errorf("probes %+v", got.Probes[0])
+	}
+	for i := range 3 {
+		told, counted := askWhole(t, a, strings.Repeat("Hello there! ", 1+100*i))
+		if told != fmt.Sprint(counted) {
+			t.Errorf("%q tokens were told, %d counted", told, counted)
+		}
+	}
+	const agree = `inferrail_prompt_checks_total{result="agree",source="usage"} 3`
+	eventually(t, func() bool { _, body := page(t, a, "/metrics"); return strings.Contains(body, agree) }, func() string {
+		return "/metrics lacks " + agree
+	})
+
+	if err := engine.SetFaults(simulator.Faults{Tokenizer: "token"}); err != nil {
+		t.Fatal(err)
+	}
+	for range usageMost {
+		askWhole(t, a, "Hello!")
+	}
+	expect("demoted", "agrees")
+	if want := regexp.MustCompile(`^replica r0 counted (\d+) prompt tokens where (\d+) were expected \(request [^ ]+\); so did 8 of its last 8 responses$`); !want.MatchString(got.Why) {
+		t.Errorf("the reason is %q", got.Why)
+	}
+	if told, _ := askWhole(t, a, "Hello!"); told != "" {
+		t.Errorf("%q tokens were told while nobody believes it", told)
+	}
+	if _, body := page(t, a, "/metrics"); !strings.Contains(body, `inferrail_prompt_demoted{model="m"} 1`) {
+		t.Error("/metrics does not tell")
+	}
+	if status, body := page(t, a, "/readyz"); status != 200 || !strings.Contains(body, "degraded: the prompts of m are approximate (replica r0 counted") {
+		t.Errorf("readyz: %d %s", status, body)
+	}
+
+	// It comes back as it is: its probes differ.
+	away := func(f simulator.Faults) {
+		t.Helper()
+		f.HealthStatus = 503
+		if err := engine.SetFaults(f); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, func() bool { up, _ := a.Replicas(); return up == 0 }, func() string { return "it stays up" })
+		f.HealthStatus = 0
+		if err := engine.SetFaults(f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	away(simulator.Faults{Tokenizer: "template"})
+	expect("demoted", "differs")
+	away(simulator.Faults{})
+	expect("exact", "agrees")
+	if told, counted := askWhole(t, a, "Hello!"); told != fmt.Sprint(counted) {
+		t.Errorf("%q tokens were told, %d counted", told, counted)
+	}
+}
+
+// Without a tokenizer an agent serves as ever, and shows that it has none.
+func TestAgentWithoutTokenizer(t *testing.T) {
+	a := startAgent(t, testConfig(startEngine(t, 0, "m")))
+	defer stopped(t, a)
+	if told, _ := askWhole(t, a, "Hello!"); told != "" {
+		t.Errorf("%q tokens were told", told)
+	}
+	var got promptStatus
+	eventually(t, func() bool {
+		got = promptPage(t, a)
+		return got.State == "approximate" && got.Why != "" && got.BlockSize == 16
+	}, func() string {
+		return fmt.Sprintf("m is %+v", got)
+	})
+	_, body := page(t, a, "/metrics")
 	if want := `inferrail_prompt_checks_total{result="disagree",source="usage"} 0`; !strings.Contains(body, want) {
 		t.Errorf("/metrics lacks %s", want)
 	}
