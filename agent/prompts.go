@@ -435,16 +435,14 @@ func (c *Config) CheckPrompts() (lines []string, err error) {
 		m, from, err := p.find(&s)
 		switch {
 		case err == nil:
-			how, exact := m.Describe()
-			if !exact {
-				how += "; prompts are approximate"
+			how, _ := m.Describe()
+			name := mc.Name
+			if from != "" && from != name {
+				name += " (" + from + ")"
 			}
-			if from != "" {
-				how = from + ": " + how
-			}
-			lines = append(lines, mc.Name+": "+how)
-			m.Close()
+			lines = append(lines, name+": "+how)
 			runtime.SetFinalizer(m, nil)
+			m.Close()
 		case s.configured():
 			bad.add(fmt.Sprintf("models[%d].tokenizer", i), "%v", err)
 		default:

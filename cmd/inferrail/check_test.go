@@ -46,7 +46,7 @@ server:
 	f("replicas: [{url: http://gpu:8000}]\nmodels: [{name: m, tokenizer: none}, {name: s, tokenizer: builtin:sim}]\n", 0,
 		"FILE: ok\n1 replica; 2 models; sources: replicas; no API key: anybody may send requests\n"+
 			"m: no tokenizer; prompts are approximate\n"+
-			"s: builtin:sim: x\n")
+			"s (builtin:sim): exact: that of the simulated engine, chat template, contents as string\n")
 	f("replicas: [{url: http://gpu:8000}]\nmodels: [{name: m, tokenizer: /nowhere, chat_template: /nowhere/t.jinja}]\n", 1,
 		"FILE: models[0].tokenizer: cannot be read: stat /nowhere: no such file or directory\n"+
 			"FILE: models[0].chat_template: cannot be read: open /nowhere/t.jinja: no such file or directory\n")

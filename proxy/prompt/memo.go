@@ -54,7 +54,7 @@ func (m *memo) recall(p *Prompt, o *outline, day time.Time) bool {
 		return false
 	}
 	p.scratch.key = o.appendKey(p.scratch.key, day)
-	ids, ok := m.cache.Append(p.IDs, m.number, memoVariant+uint8(o.kind), view(p.scratch.key))
+	ids, ok := m.cache.Append(p.IDs, m.number, memoVariant+uint8(o.kind), keyText(p.scratch.key))
 	p.IDs = ids
 	if !ok {
 		return false
@@ -85,7 +85,7 @@ func (m *memo) note(p *Prompt, o *outline) {
 		p.IDs = append(p.IDs, uint32(end))
 	}
 	p.IDs = append(p.IDs, uint32(len(p.Ends)))
-	m.cache.Put(m.number, memoVariant+uint8(o.kind), view(key), p.IDs)
+	m.cache.Put(m.number, memoVariant+uint8(o.kind), keyText(key), p.IDs)
 	p.IDs = p.IDs[:n]
 }
 
@@ -106,5 +106,5 @@ func (o *outline) appendKey(dst []byte, day time.Time) []byte {
 	return dst
 }
 
-// view returns a text that is valid until b changes.
-func view(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
+// keyText returns a text that is valid until b changes.
+func keyText(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }

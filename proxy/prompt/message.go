@@ -59,6 +59,8 @@ func checkMessage(v jinja.Value, tokenize bool) (*message, Reason) {
 				}
 			}
 		}
+	default:
+		m.orderTools()
 	}
 	if reason := m.media(Exact); reason != Exact {
 		return nil, reason
@@ -112,7 +114,8 @@ func (m *message) listCalls(tokenize bool) Reason {
 // not looked at: pydantic reads them later.
 func (m *message) typed() (fits bool, fields int) {
 	content, hasContent := m.fields.Get("content")
-	listed := content.IsString() || content.IsList()
+	// An empty object is an iterable without parts.
+	listed := content.IsString() || content.IsList() || content.IsDict() && !content.IsTruthy()
 	named, nameFits := m.optionalString("name", false)
 	count := 1
 	for _, has := range []bool{hasContent, named} {
@@ -330,6 +333,20 @@ func orderCall(call *jinja.Dict) jinja.Value {
 	return reorder(call, "id", "function", "type")
 }
 
+// orderTools does the same to the tools that a developer's message brings.
+func (m *message) orderTools() {
+	tools := m.fields.Data["tools"]
+	if !tools.IsList() {
+		return
+	}
+	items := tools.AsList().Items
+	for i, tool := range items {
+		function := reorder(tool.AsDict().Data["function"].AsDict(), "name", "description", "parameters", "strict")
+		tool.AsDict().Set("function", function)
+		items[i] = reorder(tool.AsDict(), "function", "type")
+	}
+}
+
 func reorder(d *jinja.Dict, first ...string) jinja.Value {
 	v := jinja.NewDict()
 	to := v.AsDict()
@@ -506,10 +523,13 @@ func (m *message) content(wrap bool) (jinja.Value, Reason) {
 		case kind == partSkipped:
 			continue
 		case !wrap:
-			if !text.IsString() {
-				return content, Malformed
+			// What is empty or null leaves no line, anything but a text fails.
+			if text.IsTruthy() {
+				if !text.IsString() {
+					return content, Malformed
+				}
+				texts = append(texts, text.AsString())
 			}
-			texts = append(texts, text.AsString())
 		case kind == partReference:
 			plain = false
 			v := jinja.NewDict()
@@ -522,7 +542,12 @@ func (m *message) content(wrap bool) (jinja.Value, Reason) {
 				extra = part.AsDict()
 			}
 			wrapped = append(wrapped, wrapText(text, extra))
-			texts = append(texts, text.AsString())
+			if m.role == "tool" {
+				if !text.IsString() {
+					return content, Malformed
+				}
+				texts = append(texts, text.AsString())
+			}
 		}
 	}
 	if wrap && (m.role != "tool" || !plain) {
@@ -598,22 +623,15 @@ func (m *message) part(part jinja.Value) (text jinja.Value, kind partKind, reaso
 	case "refusal":
 		field = "refusal"
 	case "tool_reference":
-		name := orNone(d.Data["name"])
-		if !name.IsString() {
-			return part, partText, Unfollowed
-		}
-		return name, partReference, Exact
+		return orNone(d.Data["name"]), partReference, Exact
 	default:
 		return part, partText, Malformed
 	}
-	text = d.Data[field]
-	if isNull(text) && (field == "refusal" || isString(d.Data["type"], "text")) {
+	text = orNone(d.Data[field])
+	if text.IsNone() && (field == "refusal" || isString(d.Data["type"], "text")) {
 		return text, partSkipped, Exact
 	}
-	if !text.IsString() {
-		return text, partText, Malformed
-	}
-	if m.role == "system" && isString(d.Data["type"], "text") {
+	if m.role == "system" && text.IsString() && isString(d.Data["type"], "text") {
 		s, keep := withoutBilling(text.AsString())
 		if !keep {
 			return text, partSkipped, Exact

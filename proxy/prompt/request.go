@@ -32,6 +32,9 @@ const (
 	memberPrompt
 	memberPromptEmbeds
 	memberSuffix
+	memberInstructions
+	memberSystem
+	memberInput
 	members
 )
 
@@ -54,6 +57,9 @@ var memberNames = [members]string{
 	memberPrompt:               "prompt",
 	memberPromptEmbeds:         "prompt_embeds",
 	memberSuffix:               "suffix",
+	memberInstructions:         "instructions",
+	memberSystem:               "system",
+	memberInput:                "input",
 }
 
 // memberOf maps a name to its member.
@@ -66,8 +72,11 @@ var memberOf = func() map[string]member {
 }()
 
 // bears states which members each kind of request has. The engine ignores the
-// others on that route.
+// others on that route. Of requests that are not followed it states what stands
+// for the prompt.
 var bears = [...]uint32{
+	Other: bits(memberMessages, memberTools, memberInstructions, memberSystem, memberInput,
+		memberPrompt, memberCacheSalt),
 	Chat: bits(memberMessages, memberTools, memberToolChoice, memberReasoningEffort,
 		memberAddGenerationPrompt, memberContinueFinalMessage, memberAddSpecialTokens,
 		memberDocuments, memberTemplate, memberTemplateKwargs, memberMediaKwargs,
@@ -99,15 +108,14 @@ type outline struct {
 	kind  Kind
 	body  []byte
 	spans [members]span
+	// verify: that the model is demoted makes no difference.
+	verify bool
 }
 
 // scan finds the members that bear on the prompt of a request of that kind. It
 // reports Malformed for what is no JSON object, as far as it has to look.
 func (o *outline) scan(kind Kind, body []byte) Reason {
 	*o = outline{kind: kind, body: body}
-	if kind == Other || int(kind) >= len(bears) {
-		return Route
-	}
 	if !utf8.Valid(body) {
 		return Malformed
 	}
@@ -135,7 +143,7 @@ func (o *outline) scan(kind Kind, body []byte) Reason {
 			return Malformed
 		}
 		start = skipSpace(body, i+1)
-		if i = skipValue(body, start); i < 0 {
+		if i = skipValue(body, start); i < 0 || !maybeValue(body[start:i]) {
 			return Malformed
 		}
 		if ok && bears[kind]&(1<<m) != 0 {
@@ -180,7 +188,7 @@ func memberNamed(quoted []byte) (m member, ok bool) {
 }
 
 func skipSpace(b []byte, i int) int {
-	for i < len(b) && isSpace(b[i]) {
+	for i < len(b) && isBlank(b[i]) {
 		i++
 	}
 	return i
@@ -237,6 +245,17 @@ func skipValue(b []byte, i int) int {
 		i++
 	}
 	return -1
+}
+
+// maybeValue tells values from words that are none. It looks only at those
+// without brackets or quotes.
+func maybeValue(raw []byte) bool {
+	if strings.IndexByte("\"{[", raw[0]) >= 0 {
+		return true
+	}
+	d := decoder{text: string(raw)}
+	_, ok := d.decode()
+	return ok
 }
 
 func nonEmpty(start, i int) int {
@@ -297,6 +316,12 @@ func (o *outline) flag(m member, otherwise bool) (bool, Reason) {
 	return false, Malformed
 }
 
+// truthy is whether Python counts a member's value as true, as it stands.
+func (o *outline) truthy(m member) bool {
+	v, _ := o.value(m)
+	return v.IsTruthy()
+}
+
 // isChat tells which of its two forms a request of Tokenize has.
 func (o *outline) isChat() bool {
 	return o.kind == Chat || o.kind == Tokenize && o.has(memberMessages)
@@ -308,7 +333,7 @@ func (o *outline) refusal() Reason {
 	switch {
 	case !o.null(memberTruncate):
 		return Truncated
-	case !o.null(memberPromptEmbeds):
+	case !o.null(memberPromptEmbeds) && string(o.raw(memberPromptEmbeds)) != "[]":
 		return Embeds
 	}
 	if !o.null(memberTemplate) {
@@ -389,7 +414,8 @@ func (o *outline) chat() (r *chatRequest, reason Reason) {
 			return nil, reason
 		}
 	}
-	if r.continueFinalMessage && r.addGenerationPrompt {
+	if r.continueFinalMessage && r.addGenerationPrompt ||
+		o.truthy(memberContinueFinalMessage) && o.truthy(memberAddGenerationPrompt) {
 		return nil, Malformed
 	}
 	if r.kwargs, reason = o.value(memberTemplateKwargs); reason != Exact {

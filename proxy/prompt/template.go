@@ -1,24 +1,167 @@
 package prompt
 
 import (
-	"errors"
+	"fmt"
+	"sync"
 	"time"
 
 	"github.com/ardanlabs/jinja"
 )
 
-type template struct{ source string }
-
-func compileTemplate(source string) (*template, error) {
-	return nil, errors.New("templates are not followed")
+// template is a model's chat template. It renders what Jinja in Python renders,
+// set up as transformers sets it up, or fails where that fails, or says that
+// it cannot tell (errUnfollowed). It is immutable but for a pool of memory and
+// may be used from any goroutine. The zero value is not usable.
+//
+// The library that renders it differs from Jinja in many details. So a
+// template is parsed and written anew for the library: its statements, names,
+// conditions and calls stay, while white space is resolved and whatever Python
+// would do in another way is a call of one of our helpers (rewriter). What
+// cannot be written so is refused when it is compiled.
+type template struct {
+	library *jinja.Template
+	helpers map[string]helper
+	format  string
+	names   map[string]bool
+	clock   bool
+	// rewritten is the library's source, for tests and people.
+	rewritten string
+	renders   sync.Pool // of *rendering
 }
 
-func (t *template) render(vars map[string]jinja.Value, now time.Time) (string, error) {
-	return "", errors.New("templates are not followed")
+// compileTemplate reads a template's source. An error means that the template
+// cannot be followed: it says what in it.
+func compileTemplate(source string) (t *template, err error) {
+	if len(source) > 1<<20 {
+		return nil, fmt.Errorf("the template is larger than 1 MiB")
+	}
+	nodes, err := parse(source)
+	if err != nil {
+		return nil, fmt.Errorf("the template cannot be followed: %w", err)
+	}
+	w := newRewriter(nodes)
+	if err := w.rewrite(nodes); err != nil {
+		return nil, fmt.Errorf("the template cannot be followed: %w", err)
+	}
+	t = &template{
+		helpers:   w.helpers,
+		format:    contentFormat(nodes),
+		names:     undeclared(nodes),
+		clock:     w.clock,
+		rewritten: w.out.String(),
+	}
+	if t.library, err = jinja.Compile(t.rewritten); err != nil {
+		return nil, fmt.Errorf("the template cannot be followed: %w", err)
+	}
+	return t, nil
 }
 
-func (t *template) contentFormat() string { return "string" }
+// contentFormat is what vLLM makes of messages' contents for the template when
+// it is not told: "string" or "openai".
+func (t *template) contentFormat() string { return t.format }
 
-func (t *template) uses(name string) bool { return false }
+// uses reports whether the template may look a variable up.
+func (t *template) uses(name string) bool { return t.names[name] }
 
-func (t *template) usesClock() bool { return false }
+// usesClock reports whether the template may ask for the time: what it renders
+// is then not to be remembered.
+func (t *template) usesClock() bool { return t.clock }
+
+// render renders the template with the variables. now is what strftime_now
+// tells. An error is what transformers would raise, or errUnfollowed. Neither
+// vars nor what is in them is changed or kept.
+func (t *template) render(vars map[string]jinja.Value, now time.Time) (text string, err error) {
+	r, _ := t.renders.Get().(*rendering)
+	if r == nil {
+		r = newRendering(t.helpers)
+	}
+	defer func() {
+		if p := recover(); p != nil {
+			// r may be in any state: it is not put back.
+			text, err = "", unfollowed("a template that panics (%v)", p)
+		}
+	}()
+	r.begin(now)
+	for name, v := range vars {
+		if _, taken := t.helpers[name]; !taken {
+			r.vars[rename(name)] = v
+		}
+	}
+	text, err = t.library.RenderValues(r.vars)
+	for name := range vars {
+		if _, taken := t.helpers[name]; !taken {
+			delete(r.vars, rename(name))
+		}
+	}
+	t.renders.Put(r)
+	return text, err
+}
+
+// helper is what a rewritten template calls in place of what the library does
+// in another way than Python.
+type helper func(r *rendering, args []jinja.Value, kwargs map[string]jinja.Value) (jinja.Value, error)
+
+// What one render may take. A chat of 50,000 messages stays well below it.
+const (
+	maxSteps  = 8 << 20
+	maxOutput = 256 << 20
+	maxCalls  = 100 // macros and recursive loops within each other
+	maxTime   = time.Second
+)
+
+// rendering is one render of a template: what it has taken so far. One
+// goroutine uses it at a time; template.render begins and ends it.
+type rendering struct {
+	// vars are the helpers, and during a render the request's variables.
+	vars    map[string]jinja.Value
+	now     time.Time
+	started time.Time
+	checks  int
+	steps   int
+	bytes   int
+	calls   int
+	buffer  []byte
+}
+
+func newRendering(helpers map[string]helper) *rendering {
+	r := &rendering{vars: make(map[string]jinja.Value, len(helpers)+16)}
+	for name, h := range helpers {
+		callable := name
+		if name == helperDict {
+			callable = "dict" // the library then keeps the order of keywords
+		}
+		r.vars[name] = jinja.NewCallable(callable, func(args []jinja.Value, kwargs map[string]jinja.Value) (jinja.Value, error) {
+			return h(r, args, kwargs)
+		})
+	}
+	return r
+}
+
+func (r *rendering) begin(now time.Time) {
+	r.now, r.started = now, time.Now()
+	r.checks, r.steps, r.bytes, r.calls = 0, 0, 0, 0
+}
+
+// spend counts steps that are about to be taken.
+func (r *rendering) spend(n int) error {
+	if r.steps += n + 1; r.steps > maxSteps {
+		return unfollowed("a template that takes more than %d steps", maxSteps)
+	}
+	return r.check()
+}
+
+// grow counts bytes that are about to be written.
+func (r *rendering) grow(n int) error {
+	if r.bytes += n; r.bytes > maxOutput {
+		return unfollowed("a template that writes more than %d bytes", maxOutput)
+	}
+	return r.check()
+}
+
+// check looks at the clock once in a while.
+func (r *rendering) check() error {
+	if r.checks++; r.checks%256 == 0 && time.Since(r.started) > maxTime {
+		return unfollowed("a template that takes longer than %v", maxTime)
+	}
+	return nil
+}

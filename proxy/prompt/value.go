@@ -9,9 +9,9 @@ import (
 	"github.com/ardanlabs/jinja"
 )
 
-// maxDepth bounds how deeply values may nest. Python's own bound is near a
+// maxValueDepth bounds how deeply values may nest. Python's own bound is near a
 // thousand; templates that print values stop being followed long before.
-const maxDepth = 256
+const maxValueDepth = 256
 
 // decoder reads JSON into the values that templates work with, as Python's
 // json module reads it: the order of keys is kept, of equal keys the last one's
@@ -71,7 +71,7 @@ func (d *decoder) value(depth int) (v jinja.Value, ok bool) {
 }
 
 func (d *decoder) object(depth int) (v jinja.Value, ok bool) {
-	if depth == maxDepth {
+	if depth == maxValueDepth {
 		d.note(Unfollowed)
 		return v, false
 	}
@@ -112,7 +112,7 @@ func (d *decoder) object(depth int) (v jinja.Value, ok bool) {
 }
 
 func (d *decoder) array(depth int) (v jinja.Value, ok bool) {
-	if depth == maxDepth {
+	if depth == maxValueDepth {
 		d.note(Unfollowed)
 		return v, false
 	}
@@ -316,12 +316,12 @@ func (d *decoder) accept(c byte) bool {
 }
 
 func (d *decoder) space() {
-	for d.pos < len(d.text) && isSpace(d.text[d.pos]) {
+	for d.pos < len(d.text) && isBlank(d.text[d.pos]) {
 		d.pos++
 	}
 }
 
-func isSpace(c byte) bool { return c == ' ' || c == '\n' || c == '\t' || c == '\r' }
+func isBlank(c byte) bool { return c == ' ' || c == '\n' || c == '\t' || c == '\r' }
 
 func (d *decoder) note(odd Reason) {
 	if d.odd == Exact || odd == Malformed {

@@ -8,7 +8,7 @@ type Tokenizer struct {
 	kind string
 	// number tells its entries in the cache from those of other tokenizers.
 	number uint32
-	cache  *Cache // nil for none
+	cached *chunks // nil for none
 }
 
 // pipeline is what is behind a Tokenizer: a native one, the library of hf.go,
@@ -32,7 +32,7 @@ type Options struct {
 // Append appends the ids of text to dst. special adds what the engine adds
 // with add_special_tokens: such as <|begin_of_text|>.
 func (t *Tokenizer) Append(dst []uint32, text string, special bool) []uint32 {
-	return t.pipeline.appendIDs(dst, text, special, nil)
+	return t.pipeline.appendIDs(dst, text, special, t.cached)
 }
 
 // Token returns the id of one token by its text, such as <|im_start|>.

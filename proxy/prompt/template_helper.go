@@ -1,0 +1,414 @@
+package prompt
+
+import (
+	"fmt"
+
+	"github.com/ardanlabs/jinja"
+)
+
+// helpWith renders the body of a call block with the arguments: a scope of its
+// own for what is in it.
+func helpWith(r *rendering, args []jinja.Value, kwargs map[string]jinja.Value) (jinja.Value, error) {
+	v, err := kwargs["caller"].AsCallable().Fn(args, nil)
+	if err != nil {
+		return v, err
+	}
+	return v, r.grow(len(v.AsString()))
+}
+
+// helpEnter and helpLeave count macros within each other.
+func helpEnter(r *rendering, _ []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
+	if r.calls++; r.calls > maxCalls {
+		return jinja.None(), unfollowed("a recursion deeper than %d", maxCalls)
+	}
+	return jinja.Undefined(), r.spend(4)
+}
+
+func helpLeave(r *rendering, _ []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
+	r.calls--
+	return jinja.Undefined(), nil
+}
+
+// helpDown and helpUp count recursive loops within each other.
+func helpDown(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
+	_, err := helpEnter(r, nil, nil)
+	return args[0], err
+}
+
+func helpUp(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
+	r.calls--
+	return args[0], r.grow(len(args[0].AsString()))
+}
+
+// helpIterate returns the list that a loop goes through, and counts its
+// iterations. pairs is how many variables the loop unpacks an item to, 0 when
+// it does not.
+func helpIterate(weight, pairs int) helper {
+	return func(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
+		v := args[0]
+		if v.IsString() && len(v.AsString())/4 > maxSteps/weight {
+			return v, unfollowed("a loop over a string that long")
+		}
+		items, err := itemsOf(v)
+		if err != nil {
+			return v, err
+		}
+		if err := r.spend(len(items) * weight); err != nil {
+			return v, err
+		}
+		if pairs == 0 {
+			if v.IsList() {
+				return v, nil
+			}
+			return jinja.NewList(items), nil
+		}
+		unpacked := make([]jinja.Value, len(items))
+		for i, item := range items {
+			if unpacked[i], err = unpack(item, pairs); err != nil {
+				return v, err
+			}
+		}
+		return jinja.NewList(unpacked), nil
+	}
+}
+
+// unpack returns a list of n values that item yields.
+func unpack(item jinja.Value, n int) (jinja.Value, error) {
+	if item.IsList() && item.AsList().Len() == n {
+		return item, nil
+	}
+	if item.IsString() && len(item.AsString()) > 4*n {
+		return item, raised("too many values to unpack (expected %d)", n)
+	}
+	parts, err := itemsOf(item)
+	switch {
+	case item.IsUndefined():
+		return item, raised("not enough values to unpack (expected %d, got 0)", n)
+	case err != nil:
+		return item, err
+	case len(parts) > n:
+		return item, raised("too many values to unpack (expected %d)", n)
+	case len(parts) < n:
+		return item, raised("not enough values to unpack (expected %d, got %d)", n, len(parts))
+	}
+	return jinja.NewList(parts), nil
+}
+
+func helpUnpack(n int) helper {
+	return func(_ *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
+		return unpack(args[0], n)
+	}
+}
+
+// helpPrint returns what the library prints as Python prints the value.
+func helpPrint(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
+	v := args[0]
+	switch {
+	case v.IsString():
+		return v, r.grow(len(v.AsString()))
+	case v.IsInt(), v.IsBool(), v.IsNone(), v.IsUndefined():
+		return v, nil
+	}
+	s, err := textOf(v)
+	if err != nil {
+		return v, err
+	}
+	return jinja.NewString(s), r.grow(len(s))
+}
+
+// helpText returns a string, and fails for anything else as adding it to a
+// string does.
+func helpText(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
+	if !args[0].IsString() {
+		return args[0], errOperand("+", jinja.NewString(""), args[0])
+	}
+	return args[0], r.grow(len(args[0].AsString()))
+}
+
+// helpReversed returns what the filter reverse makes of a string. Of anything
+// else it makes an iterator.
+func helpReversed(_ *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
+	if !args[0].IsString() {
+		return args[0], unfollowed("what the filter reverse returns, other than in a loop or another filter,")
+	}
+	return args[0], nil
+}
+
+func helpAdd(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
+	size := 0
+	for _, v := range args {
+		if !v.IsString() {
+			size = -1
+			break
+		}
+		size += len(v.AsString())
+	}
+	if size >= 0 {
+		if err := r.grow(size); err != nil {
+			return jinja.None(), err
+		}
+		b := make([]byte, 0, size)
+		for _, v := range args {
+			b = append(b, v.AsString()...)
+		}
+		return jinja.NewString(string(b)), nil
+	}
+	total := args[0]
+	for _, v := range args[1:] {
+		var err error
+		if total, err = add(total, v); err != nil {
+			return total, err
+		}
+		switch {
+		case total.IsString():
+			err = r.grow(len(total.AsString()))
+		case total.IsList():
+			err = r.spend(total.AsList().Len())
+		}
+		if err != nil {
+			return total, err
+		}
+	}
+	return total, nil
+}
+
+func helpConcat(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
+	var b []byte
+	for _, v := range args {
+		var err error
+		if b, err = appendText(b, v); err != nil {
+			return v, err
+		}
+	}
+	return jinja.NewString(string(b)), r.grow(len(b))
+}
+
+func helpArithmetic(op string) helper {
+	return func(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
+		if op == "%" && args[0].IsString() {
+			return r.printf(args[0].AsString(), args[1])
+		}
+		v, err := arithmetic(op, args[0], args[1])
+		if err != nil {
+			return v, err
+		}
+		switch {
+		case v.IsString():
+			err = r.grow(len(v.AsString()))
+		case v.IsList():
+			err = r.spend(v.AsList().Len())
+		}
+		return v, err
+	}
+}
+
+func helpSign(op string) helper {
+	return func(_ *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
+		v := args[0]
+		switch {
+		case v.IsFloat():
+			if op == "-" {
+				return jinja.NewFloat(-v.AsFloat()), nil
+			}
+			return v, nil
+		case isWhole(v):
+			if op == "-" {
+				return arithmetic("-", jinja.NewInt(0), v)
+			}
+			return jinja.NewInt(whole(v)), nil
+		case isHuge(v):
+			return v, unfollowed("arithmetic with a number beyond 64 bits")
+		case v.IsUndefined():
+			return v, errUndefined()
+		}
+		return v, raised("bad operand type for unary %s: '%s'", op, typeName(v))
+	}
+}
+
+// helpOwn returns a value that a list or dict is to hold. They hold no
+// undefined values: what loops over them relies on that.
+func helpOwn(_ *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
+	if args[0].IsUndefined() {
+		return args[0], unfollowed("a list or dict that holds undefined values")
+	}
+	return args[0], nil
+}
+
+func helpKey(_ *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
+	if !args[0].IsString() {
+		return args[0], unfollowed("a dict with keys that are no strings")
+	}
+	return args[0], nil
+}
+
+func helpDefined(_ *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
+	if args[0].IsUndefined() {
+		return args[0], errUndefined()
+	}
+	return args[0], nil
+}
+
+func helpAttr(name string) helper {
+	return func(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
+		return r.attribute(args[0], name)
+	}
+}
+
+func helpItem(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
+	return r.item(args[0], args[1])
+}
+
+func helpSlice(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
+	v, err := slice(args[0], args[1], args[2], args[3])
+	if err != nil {
+		return v, err
+	}
+	if v.IsList() {
+		return v, r.spend(v.AsList().Len() / 8)
+	}
+	return v, r.grow(len(v.AsString()))
+}
+
+func helpCall(name string) helper {
+	return func(r *rendering, args []jinja.Value, kwargs map[string]jinja.Value) (jinja.Value, error) {
+		return r.call(args[0], name, args[1:], kwargs)
+	}
+}
+
+func helpTest(name string) helper {
+	return func(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
+		is, err := r.test(name, args[0], args[1:])
+		return jinja.NewBool(is), err
+	}
+}
+
+func helpCompare(op string) helper {
+	return func(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
+		if args[1].IsList() {
+			if err := r.spend(args[1].AsList().Len() / 8); err != nil {
+				return args[0], err
+			}
+		}
+		is, err := compare(op, args[0], args[1])
+		return jinja.NewBool(is), err
+	}
+}
+
+func helpChain(ops []string) helper {
+	return func(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
+		for i, op := range ops {
+			if is, err := compare(op, args[i], args[i+1]); err != nil || !is {
+				return jinja.NewBool(false), err
+			}
+		}
+		return jinja.NewBool(true), nil
+	}
+}
+
+func helpNamespace(_ *rendering, _ []jinja.Value, kwargs map[string]jinja.Value) (jinja.Value, error) {
+	v := jinja.NewDict()
+	for name, value := range kwargs {
+		v.AsDict().Set(name, value)
+	}
+	return v, nil
+}
+
+func helpDict(r *rendering, args []jinja.Value, kwargs map[string]jinja.Value) (jinja.Value, error) {
+	switch {
+	case len(args) > 1:
+		return jinja.None(), raised("dict expected at most 1 argument, got %d", len(args))
+	case len(args) == 0:
+		return jinja.NewDict(), nil
+	case args[0].IsDict():
+		return copyDict(args[0].AsDict()), r.spend(args[0].AsDict().Len())
+	}
+	items, err := itemsOf(args[0])
+	if err != nil {
+		return jinja.None(), err
+	}
+	v := jinja.NewDict()
+	for _, item := range items {
+		pair, err := unpack(item, 2)
+		if err != nil {
+			return v, err
+		}
+		key := pair.AsList().Items[0]
+		if !key.IsString() {
+			return v, unfollowed("a dict with keys that are no strings")
+		}
+		v.AsDict().Set(key.AsString(), pair.AsList().Items[1])
+	}
+	return v, r.spend(len(items))
+}
+
+// maxRange is the sandbox's.
+const maxRange = 100_000
+
+func helpRange(r *rendering, args []jinja.Value, kwargs map[string]jinja.Value) (jinja.Value, error) {
+	if len(args) == 0 || len(args) > 3 || len(kwargs) > 0 {
+		return jinja.None(), raised("range expected 1 to 3 arguments, got %d", len(args))
+	}
+	bounds := []int64{0, 0, 1}
+	for i, v := range args {
+		switch {
+		case isHuge(v):
+			return v, unfollowed("a number beyond 64 bits")
+		case !isWhole(v):
+			return v, raised("'%s' object cannot be interpreted as an integer", typeName(v))
+		}
+		bounds[i] = whole(v)
+	}
+	start, stop, step := bounds[0], bounds[1], bounds[2]
+	if len(args) == 1 {
+		start, stop = 0, bounds[0]
+	}
+	const far = 1 << 60
+	if start > far || start < -far || stop > far || stop < -far || step > far || step < -far {
+		return jinja.None(), unfollowed("a range of such numbers")
+	}
+	count := int64(0)
+	switch {
+	case step == 0:
+		return jinja.None(), raised("range() arg 3 must not be zero")
+	case step > 0 && stop > start:
+		count = (stop-start-1)/step + 1
+	case step < 0 && start > stop:
+		count = (start-stop-1)/-step + 1
+	}
+	if count > maxRange {
+		return jinja.None(), raised("Range too big. The sandbox blocks ranges larger than MAX_RANGE (%d).", maxRange)
+	}
+	if err := r.spend(int(count)); err != nil {
+		return jinja.None(), err
+	}
+	items := make([]jinja.Value, count)
+	for i := range items {
+		items[i] = jinja.NewInt(start + int64(i)*step)
+	}
+	return jinja.NewList(items), nil
+}
+
+func helpRaise(_ *rendering, args []jinja.Value, kwargs map[string]jinja.Value) (jinja.Value, error) {
+	if v, ok := kwargs["message"]; ok && len(args) == 0 && len(kwargs) == 1 {
+		args, kwargs = []jinja.Value{v}, nil
+	}
+	if len(args) != 1 || len(kwargs) > 0 {
+		return jinja.None(), raised("raise_exception() takes 1 positional argument but %d were given", len(args))
+	}
+	why, err := textOf(args[0])
+	if err != nil {
+		why = fmt.Sprintf("a value of type %s", typeName(args[0]))
+	}
+	return jinja.None(), raised("%s", why)
+}
+
+func helpStrftimeNow(r *rendering, args []jinja.Value, kwargs map[string]jinja.Value) (jinja.Value, error) {
+	if v, ok := kwargs["format"]; ok && len(args) == 0 && len(kwargs) == 1 {
+		args, kwargs = []jinja.Value{v}, nil
+	}
+	if len(args) != 1 || len(kwargs) > 0 || !args[0].IsString() {
+		return jinja.None(), raised("strftime_now() takes one format")
+	}
+	s, err := strftime(r.now, args[0].AsString())
+	return jinja.NewString(s), err
+}

@@ -1,0 +1,242 @@
+package tokenizer
+
+import (
+	"math"
+	"math/bits"
+	"slices"
+	"sync"
+)
+
+// merges is the table of a byte pair encoding: which two adjacent tokens
+// become which one, and which pair comes first. It is built once and then read
+// from any goroutine. The zero value merges nothing.
+//
+// It is a hash table with open addressing, at most half full. A pair that is
+// not in it, which most are, costs one cache line.
+type merges struct {
+	keys  []uint64 // first token's id << 32 | second's, or noPair
+	ranks []uint32 // of the key at the same place
+	shift uint8
+	// results are the ids of the merged tokens by rank.
+	results []uint32
+}
+
+const noPair = math.MaxUint64
+
+// noRank is the rank of a pair that is not merged: the last of all.
+const noRank = math.MaxUint32
+
+// newMerges returns a table with room for n pairs.
+func newMerges(n int) merges {
+	size := 1 << max(4, bits.Len(uint(2*n)))
+	m := merges{keys: make([]uint64, size), ranks: make([]uint32, size), shift: uint8(64 - bits.Len(uint(size-1)))}
+	for i := range m.keys {
+		m.keys[i] = noPair
+	}
+	m.results = make([]uint32, 0, n)
+	return m
+}
+
+// add appends a pair of the next rank. A pair that is there already takes the
+// later rank, as in the tokenizers library.
+func (m *merges) add(a, b, result uint32) {
+	m.set(a, b, uint32(len(m.results)))
+	m.results = append(m.results, result)
+}
+
+// set gives a pair a rank that results has, or will have.
+func (m *merges) set(a, b, rank uint32) {
+	key := uint64(a)<<32 | uint64(b)
+	i := key * 0x9e3779b97f4a7c15 >> m.shift
+	for m.keys[i] != key && m.keys[i] != noPair {
+		i = (i + 1) & uint64(len(m.keys)-1)
+	}
+	m.keys[i] = key
+	m.ranks[i] = rank
+}
+
+// rank returns the rank of a pair, or noRank.
+func (m *merges) rank(a, b uint32) uint32 {
+	key := uint64(a)<<32 | uint64(b)
+	for i := key * 0x9e3779b97f4a7c15 >> m.shift; ; i = (i + 1) & uint64(len(m.keys)-1) {
+		switch m.keys[i] {
+		case key:
+			return m.ranks[i]
+		case noPair:
+			return noRank
+		}
+	}
+}
+
+// smallWord is how many symbols appendMerged merges by looking through all of
+// them again and again, which takes the square of their number.
+const smallWord = 64
+
+// appendMerged merges symbols, the ids of a word's smallest tokens, until no
+// two adjacent ones can be merged: always the pair of the lowest rank, and of
+// several the leftmost. It appends what is left. symbols are overwritten.
+func (m *merges) appendMerged(dst, symbols []uint32) []uint32 {
+	if len(symbols) > smallWord {
+		return m.appendLong(dst, symbols)
+	}
+	var ranks [smallWord]uint32
+	n := len(symbols)
+	for i := 0; i+1 < n; i++ {
+		ranks[i] = m.rank(symbols[i], symbols[i+1])
+	}
+	for n > 1 {
+		at, least := 0, uint32(noRank)
+		for i, r := range ranks[:n-1] {
+			if r < least {
+				at, least = i, r
+			}
+		}
+		if least == noRank {
+			break
+		}
+		symbols[at] = m.results[least]
+		copy(symbols[at+1:n], symbols[at+2:n])
+		copy(ranks[at:n-1], ranks[at+1:n-1])
+		n--
+		if at > 0 {
+			ranks[at-1] = m.rank(symbols[at-1], symbols[at])
+		}
+		if at+1 < n {
+			ranks[at] = m.rank(symbols[at], symbols[at+1])
+		}
+	}
+	return append(dst, symbols[:n]...)
+}
+
+// longWord is the memory that merging a long word takes. The pool keeps it.
+//
+// A heap of all pairs would spend most of its time on the cache misses of its
+// log n steps. Here pairs of equal rank share a list of positions, and only
+// ranks are in a heap: of those there are few, even in hostile text.
+type longWord struct {
+	// next and previous are positions of the neighbours that are left.
+	next, previous []int32
+	// lists are the positions of pairs by rank, of is the list of a rank plus
+	// one. Positions may be stale and out of order until it is their turn.
+	lists [][]int32
+	of    []int32
+	// ranks are those that have a list which is not empty: a heap.
+	ranks []uint32
+	// spare are indexes of lists that are empty.
+	spare []int32
+}
+
+var longWords sync.Pool
+
+// gone marks a symbol that has been merged into the one before it.
+const gone = math.MaxUint32
+
+func (m *merges) appendLong(dst, symbols []uint32) []uint32 {
+	w, _ := longWords.Get().(*longWord)
+	if w == nil {
+		w = new(longWord)
+	}
+	n := len(symbols)
+	if len(w.of) < len(m.results) {
+		w.of = make([]int32, len(m.results))
+	}
+	w.next = slices.Grow(w.next[:0], n)[:n]
+	w.previous = slices.Grow(w.previous[:0], n)[:n]
+	for i := range n {
+		w.next[i], w.previous[i] = int32(i+1), int32(i-1)
+	}
+	w.next[n-1] = -1
+	for i := 0; i+1 < n; i++ {
+		w.push(m.rank(symbols[i], symbols[i+1]), int32(i))
+	}
+	for len(w.ranks) > 0 {
+		rank, list := w.pop()
+		positions := w.lists[list]
+		slices.Sort(positions)
+		result := m.results[rank]
+		for k, i := range positions {
+			if len(w.ranks) > 0 && w.ranks[0] < rank {
+				// Merging made a pair that comes before this rank. The rest
+				// has to wait for it.
+				for _, i := range positions[k:] {
+					w.push(rank, i)
+				}
+				break
+			}
+			if symbols[i] == gone {
+				continue
+			}
+			j := w.next[i]
+			if j < 0 || m.rank(symbols[i], symbols[j]) != rank {
+				continue
+			}
+			symbols[i], symbols[j] = result, gone
+			after := w.next[j]
+			w.next[i] = after
+			if after >= 0 {
+				w.previous[after] = i
+				w.push(m.rank(result, symbols[after]), i)
+			}
+			if before := w.previous[i]; before >= 0 {
+				w.push(m.rank(symbols[before], result), before)
+			}
+		}
+		w.lists[list] = positions[:0]
+		w.spare = append(w.spare, list)
+	}
+	for i := int32(0); i >= 0; i = w.next[i] {
+		dst = append(dst, symbols[i])
+	}
+	if n <= 64<<10 {
+		longWords.Put(w)
+	}
+	return dst
+}
+
+// push notes that the pair at a position has a rank.
+func (w *longWord) push(rank uint32, position int32) {
+	if rank == noRank {
+		return
+	}
+	list := w.of[rank] - 1
+	if list < 0 {
+		if n := len(w.spare); n > 0 {
+			list, w.spare = w.spare[n-1], w.spare[:n-1]
+		} else {
+			list, w.lists = int32(len(w.lists)), append(w.lists, nil)
+		}
+		w.of[rank] = list + 1
+		// Up the heap.
+		i := len(w.ranks)
+		w.ranks = append(w.ranks, rank)
+		for i > 0 && w.ranks[(i-1)/2] > rank {
+			w.ranks[i] = w.ranks[(i-1)/2]
+			i = (i - 1) / 2
+		}
+		w.ranks[i] = rank
+	}
+	w.lists[list] = append(w.lists[list], position)
+}
+
+// pop takes the lowest rank and its list off.
+func (w *longWord) pop() (rank uint32, list int32) {
+	rank = w.ranks[0]
+	n := len(w.ranks) - 1
+	last := w.ranks[n]
+	w.ranks = w.ranks[:n]
+	for i := 0; n > 0; {
+		c := 2*i + 1
+		if c+1 < n && w.ranks[c+1] < w.ranks[c] {
+			c++
+		}
+		if c >= n || w.ranks[c] >= last {
+			w.ranks[i] = last
+			break
+		}
+		w.ranks[i] = w.ranks[c]
+		i = c
+	}
+	list = w.of[rank] - 1
+	w.of[rank] = 0
+	return rank, list
+}

@@ -1,0 +1,29 @@
+"""Answers, line by line, what the tokenizers library does.
+
+{"load": path} or {"json": text} loads a tokenizer.json, {"texts": [...],
+"special": bool} encodes texts: [[id, ...], ...]. {"nfc": [...]} normalizes.
+An error is answered with a string.
+"""
+
+import json
+import sys
+
+from tokenizers import Tokenizer, normalizers
+
+tokenizer = None
+for line in sys.stdin:
+    ask = json.loads(line)
+    try:
+        if "load" in ask:
+            tokenizer = Tokenizer.from_file(ask["load"])
+            answer = []
+        elif "json" in ask:
+            tokenizer = Tokenizer.from_str(ask["json"])
+            answer = []
+        elif "nfc" in ask:
+            answer = [normalizers.NFC().normalize_str(t) for t in ask["nfc"]]
+        else:
+            answer = [e.ids for e in tokenizer.encode_batch(ask["texts"], add_special_tokens=ask["special"])]
+    except Exception as e:
+        answer = str(e)
+    print(json.dumps(answer), flush=True)
