@@ -19,7 +19,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/inferrail/inferrail/proxy"
-	"github.com/inferrail/inferrail/proxy/prompt"
 )
 
 // Agent is one running node. Start makes it, Stop (or Run, which ends in Stop)
@@ -36,7 +35,6 @@ type Agent struct {
 	adminL      *listener    // its socket is owned by admin once it serves
 	datapath    *datapath
 	proxy       *proxy.Server
-	pool        *prompt.Pool // outlives proxy, which reads prompts with it
 	fleet       *fleet
 	admin       *http.Server
 	adminBusy   busyConns // of admin
@@ -101,8 +99,7 @@ func Start(ctx context.Context, cfg Config, log *slog.Logger) (_ *Agent, err err
 	if a.fleet, err = startFleet(&cfg, log, a.proxy.SetFleet, a.datapath.Engines); err != nil {
 		return nil, err
 	}
-	a.pool = prompt.NewPool(cfg.Tokenizer.Workers, cfg.Tokenizer.MaxWait)
-	a.proxy.SetPrompts(a.pool, a.fleet.prompts)
+	a.proxy.SetPrompts(a.fleet.prompts.pool, a.fleet.prompts)
 	a.datapath.name = a.fleet.replicaID
 	a.admin = newAdmin(a)
 	a.reloads.last = time.Now()
@@ -179,9 +176,6 @@ func (a *Agent) undoStart() {
 	if a.proxy != nil {
 		a.proxy.Shutdown(context.Background())
 	}
-	if a.pool != nil {
-		a.pool.Close()
-	}
 	if a.datapath != nil {
 		a.datapath.Close()
 	}
@@ -242,7 +236,6 @@ func (a *Agent) Stop(ctx context.Context) error {
 	err := a.proxy.Shutdown(ctx)
 	a.closeAdmin()
 	a.serving.Wait()
-	a.pool.Close()
 	a.fleet.close()
 	a.datapath.Close()
 	if err != nil {

@@ -198,6 +198,11 @@ func (f *fleet) checkPrompts(ctx context.Context, m *member) {
 		case <-ctx.Done():
 			return
 		case s := <-m.checker.samples:
+			if o != nil {
+				f.mu.Lock()
+				o.key = m.key
+				f.mu.Unlock()
+			}
 			f.prompts.checkSample(ctx, o, m, s)
 			continue
 		case <-m.checker.poked:
@@ -226,9 +231,10 @@ func (f *fleet) probeDue(ctx context.Context, m *member, o *oracle) (*oracle, ti
 	if !here || standing != up && standing != ejected {
 		return nil, never
 	}
-	if o == nil || o.returns != returns || o.key != key || o.engine != engine {
-		o = &oracle{client: f.client, replica: m.replica, key: key, engine: engine, returns: returns}
+	if o == nil || o.returns != returns || o.engine != engine {
+		o = &oracle{client: f.client, replica: m.replica, engine: engine, returns: returns}
 	}
+	o.key = key
 	wait := never
 	seen := map[*followedModel]bool{}
 	for _, name := range names {
@@ -410,6 +416,18 @@ var (
 		"1 when the model's prompts are approximate because an engine has other tokens than were expected.", []string{"model"}, nil)
 	promptChecksDesc = prometheus.NewDesc("inferrail_prompt_checks_total",
 		"Comparisons of prompts with what an engine makes of them, by what was compared and what came out.", []string{"source", "result"}, nil)
+	promptWorkersDesc = prometheus.NewDesc("inferrail_prompt_workers_busy",
+		"Workers that read a large prompt now.", nil, nil)
+	promptQueueDesc = prometheus.NewDesc("inferrail_prompt_queue",
+		"Large prompts that wait for a worker.", nil, nil)
+	cacheBytesDesc = prometheus.NewDesc("inferrail_prompt_cache_bytes",
+		"Memory that the tokens of texts seen before have taken.", nil, nil)
+	cacheEntriesDesc = prometheus.NewDesc("inferrail_prompt_cache_entries",
+		"Texts of which the tokens are kept.", nil, nil)
+	cacheLookupsDesc = prometheus.NewDesc("inferrail_prompt_cache_lookups_total",
+		"Texts that were looked for among those seen before.", []string{"result"}, nil)
+	cacheEvictionsDesc = prometheus.NewDesc("inferrail_prompt_cache_evictions_total",
+		"Texts that made room for others.", nil, nil)
 	promptDroppedDesc = prometheus.NewDesc("inferrail_prompt_samples_dropped_total",
 		"Requests that were to be compared and were not: one before was still being compared, or they were too large.", nil, nil)
 )
@@ -419,11 +437,28 @@ func (p *prompts) Describe(ch chan<- *prometheus.Desc) {
 	ch <- promptDemotedDesc
 	ch <- promptChecksDesc
 	ch <- promptDroppedDesc
+	ch <- promptWorkersDesc
+	ch <- promptQueueDesc
+	ch <- cacheBytesDesc
+	ch <- cacheEntriesDesc
+	ch <- cacheLookupsDesc
+	ch <- cacheEvictionsDesc
 }
 
 // Collect implements prometheus.Collector. A model that is not followed has no
 // series.
 func (p *prompts) Collect(ch chan<- prometheus.Metric) {
+	value := func(desc *prometheus.Desc, kind prometheus.ValueType, n int64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(desc, kind, float64(n), labels...)
+	}
+	pool, cache := p.pool.Stats(), p.cache.Stats()
+	value(promptWorkersDesc, prometheus.GaugeValue, int64(pool.Busy))
+	value(promptQueueDesc, prometheus.GaugeValue, int64(pool.Queued))
+	value(cacheBytesDesc, prometheus.GaugeValue, cache.Bytes)
+	value(cacheEntriesDesc, prometheus.GaugeValue, cache.Entries)
+	value(cacheLookupsDesc, prometheus.CounterValue, cache.Hits, "hit")
+	value(cacheLookupsDesc, prometheus.CounterValue, cache.Misses, "miss")
+	value(cacheEvictionsDesc, prometheus.CounterValue, cache.Evictions)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	demoted := map[string]float64{}

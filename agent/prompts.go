@@ -40,7 +40,9 @@ const defaultBlock = 16
 // do; see trust.
 type prompts struct {
 	log *slog.Logger
-	// cache is shared by all models; nil for none.
+	// pool reads prompts for the proxy, and cache is shared by all models; nil
+	// for none.
+	pool  *prompt.Pool
 	cache *tokenizer.Cache
 	// changed tells the fleet that a model is there, or is another one.
 	changed func()
@@ -104,6 +106,7 @@ type followedModel struct {
 	queued     bool
 	trust      trust
 	verdict    string // trust's, as told to the model
+	defective  bool   // a prompt has failed, and that was told
 	probes     map[int]probed
 	disagreed  lastSeen // the comparison that differed last
 }
@@ -127,6 +130,7 @@ type probed struct {
 func newPrompts(cfg *Config, log *slog.Logger, changed func()) *prompts {
 	p := &prompts{
 		log: log, changed: changed,
+		pool: prompt.NewPool(cfg.Tokenizer.Workers, cfg.Tokenizer.MaxWait),
 		load: prompt.Load,
 		verify: func(m *prompt.Model, p *prompt.Prompt, kind prompt.Kind, body []byte, now time.Time) {
 			m.Verify(p, kind, body, now)
@@ -148,9 +152,10 @@ func newPrompts(cfg *Config, log *slog.Logger, changed func()) *prompts {
 	return p
 }
 
-// close ends the loading. No request is followed any more.
+// close ends the loading. The proxy has been shut down.
 func (p *prompts) close() {
 	p.stop()
+	p.pool.Close()
 	p.done.Wait()
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -331,6 +336,8 @@ func (p *prompts) enqueueLocked(e *followedModel) {
 
 // loadQueued is the loader.
 func (p *prompts) loadQueued() {
+	tick := time.NewTicker(10 * time.Second)
+	defer tick.Stop()
 	for p.ctx.Err() == nil {
 		p.mu.Lock()
 		var e *followedModel
@@ -349,7 +356,25 @@ func (p *prompts) loadQueued() {
 			select {
 			case <-p.ctx.Done():
 			case <-p.work:
+			case <-tick.C:
+				p.tellDefects()
 			}
+		}
+	}
+}
+
+// tellDefects logs once for each model that following a prompt has panicked.
+// Requests only find that it has failed, and the model keeps what with.
+func (p *prompts) tellDefects() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, e := range p.followed {
+		if e.model == nil || e.defective {
+			continue
+		}
+		if what := e.model.Defect(); what != "" {
+			e.defective = true
+			p.log.Error("BUG: following a prompt has failed; such prompts are approximate", "model", e.name, "what", what)
 		}
 	}
 }
@@ -380,7 +405,7 @@ func (p *prompts) found(e *followedModel, m *prompt.Model, from string, err erro
 	how, exact := m.Describe()
 	e.retireLocked(p)
 	e.model, e.from, e.why = m, from, ""
-	e.how, e.exact = how, exact
+	e.how, e.exact, e.defective = how, exact, false
 	e.generation++
 	p.byModel[m] = e
 	e.trust.renewed()
@@ -477,7 +502,9 @@ type promptStatus struct {
 	How       string `json:"how,omitempty"`
 	Tokenizer string `json:"tokenizer,omitempty"`
 	// Why it is not exact.
-	Why       string        `json:"why,omitempty"`
+	Why string `json:"why,omitempty"`
+	// Defect is the first panic of following a prompt.
+	Defect    string        `json:"defect,omitempty"`
 	BlockSize int           `json:"block_size,omitempty"`
 	Probes    []probeStatus `json:"probes,omitempty"`
 	// Disagreed is the comparison with an engine that differed last.
@@ -509,7 +536,7 @@ func (p *prompts) status(model *proxy.Model) promptStatus {
 	case e.model == nil:
 		s.State, s.Why = "approximate", e.why
 	default:
-		s.How, s.State = e.how, "exact"
+		s.How, s.State, s.Defect = e.how, "exact", e.model.Defect()
 		if !e.exact {
 			s.State = "approximate"
 		}

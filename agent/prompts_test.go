@@ -9,11 +9,13 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+	"weak"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -554,6 +556,31 @@ func TestReloadKeepsModels(t *testing.T) {
 		t.Fatalf("it is %s", got)
 	}
 	f(false, 6, func(c *Config) { c.Models[0].ContentFormat = "openai" })
+}
+
+// A model that was replaced is let go by everybody, however it was used.
+func TestReplacedModelIsReleased(t *testing.T) {
+	e := startFake(t, "vllm")
+	l := newLibrary(t, []string{"m"}, nil, e)
+	l.tells("m", "followed, gpu-0 agrees")
+	old := weak.Make(l.prompts("m"))
+	l.respond("m", 0, 3, 0)
+	l.respond("m", 0, 1, 1)
+	c := *l.fleet.cfg.Load()
+	c.Models = []ModelConfig{{Name: "m", ContentFormat: "string"}}
+	if err := l.fleet.reconfigure(&c); err != nil {
+		t.Fatal(err)
+	}
+	l.tells("m", "followed, gpu-0 agrees")
+	now := l.prompts("m")
+	l.set(func() {
+		for m := range l.models {
+			if m != now {
+				delete(l.models, m)
+			}
+		}
+	})
+	eventually(t, func() bool { runtime.GC(); return old.Value() == nil }, func() string { return "it is still held" })
 }
 
 // awaitLoads applies the configuration and waits until so many were loaded.
