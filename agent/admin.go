@@ -31,7 +31,7 @@ type admin struct {
 
 func newAdmin(a *Agent) *http.Server {
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(a.proxy, a.datapath, a.fleet, &a.reloads,
+	registry.MustRegister(a.proxy, a.datapath, a.fleet, a.fleet.prompts, &a.reloads,
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if a.certificate != nil {

@@ -99,6 +99,7 @@ func Start(ctx context.Context, cfg Config, log *slog.Logger) (_ *Agent, err err
 	if a.fleet, err = startFleet(&cfg, log, a.proxy.SetFleet, a.datapath.Engines); err != nil {
 		return nil, err
 	}
+	a.proxy.SetPrompts(a.fleet.prompts.pool, a.fleet.prompts)
 	a.datapath.name = a.fleet.replicaID
 	a.admin = newAdmin(a)
 	a.reloads.last = time.Now()

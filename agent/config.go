@@ -46,6 +46,7 @@ type Config struct {
 	Routing   RoutingConfig   `yaml:"routing"`
 	Health    HealthConfig    `yaml:"health"`
 	Retry     RetryConfig     `yaml:"retry"`
+	Tokenizer TokenizerConfig `yaml:"tokenizer"`
 	Server    ServerConfig    `yaml:"server"`
 
 	// misread is what ParseConfig could not use; Validate reports it.
@@ -60,6 +61,34 @@ type ModelConfig struct {
 	Aliases []string `yaml:"aliases"`
 	// Policy chooses among its replicas; empty means RoutingConfig.DefaultPolicy.
 	Policy string `yaml:"policy"`
+	// Tokenizer is a model's directory, a name org/name[@revision] in the
+	// Hugging Face cache, builtin:sim, or none. When empty it is looked for
+	// where the engine says that the model is, and then by the model's name.
+	Tokenizer string `yaml:"tokenizer"`
+	// BlockSize is how many tokens a block of its engines' KV caches has; 0 is
+	// defaultBlock.
+	BlockSize int `yaml:"block_size"`
+	// ChatTemplate is a file, ContentFormat auto, string or openai, and
+	// TemplateKwargs what templates are given, as vLLM's --chat-template,
+	// --chat-template-content-format and --default-chat-template-kwargs say.
+	ChatTemplate   string `yaml:"chat_template"`
+	ContentFormat  string `yaml:"content_format"`
+	TemplateKwargs Object `yaml:"template_kwargs"`
+}
+
+// TokenizerConfig says what it may cost to turn prompts into tokens, and where
+// tokenizers are.
+type TokenizerConfig struct {
+	// Workers read the prompts that are large. A request waits MaxWait for
+	// them, and goes on without its tokens then.
+	Workers int           `yaml:"workers"`
+	MaxWait time.Duration `yaml:"max_wait"`
+	// CacheBytes bounds the memory for the tokens of texts seen before; 0 keeps
+	// none.
+	CacheBytes Bytes `yaml:"cache_bytes"`
+	// HubCache is the Hugging Face cache; when empty it is where the variables
+	// HF_HUB_CACHE and HF_HOME say, or where it is without them.
+	HubCache string `yaml:"hub_cache"`
 }
 
 // ReplicaConfig is one engine endpoint.
@@ -219,7 +248,8 @@ func DefaultConfig() Config {
 			MaxEjectionPercent: 50,
 			SlowStart:          10 * time.Second,
 		},
-		Retry: RetryConfig{MaxAttempts: 3, Backoff: 25 * time.Millisecond},
+		Retry:     RetryConfig{MaxAttempts: 3, Backoff: 25 * time.Millisecond},
+		Tokenizer: TokenizerConfig{Workers: 2, MaxWait: 50 * time.Millisecond, CacheBytes: 256 << 20},
 		Server: ServerConfig{
 			IdleTimeout:     2 * time.Minute,
 			HeadTimeout:     10 * time.Second,
@@ -320,12 +350,14 @@ func (c *Config) Validate() error {
 		p.add("retry.max_attempts", "%d is below 1; the first attempt counts", n)
 	}
 	p.positive("retry.backoff", c.Retry.Backoff)
+	c.validateTokenizer(&p)
 	c.validateServer(&p)
 	return p.err()
 }
 
-// Check is Validate, and looks at the files that c names too: certificates and
-// keys must be readable.
+// Check is Validate, and looks at the files that c names too: certificates, keys
+// and templates must be readable, and models' directories there. Tokenizers are
+// not loaded, which takes long: see CheckPrompts.
 func (c *Config) Check() error {
 	var p problems
 	if err := (Problems)(nil); errors.As(c.Validate(), &err) {
@@ -342,12 +374,19 @@ func (c *Config) Check() error {
 	for i, d := range c.Discovery.DNS {
 		p.keyFile(fmt.Sprintf("discovery.dns[%d].api_key_file", i), d.APIKeyFile)
 	}
+	for i, m := range c.Models {
+		p.modelFiles(fmt.Sprintf("models[%d]", i), m)
+	}
 	return p.err()
 }
 
-// keyFiles are the files that hold engines' keys.
-func (c *Config) keyFiles() []string {
+// namedFiles are the files of which what they hold is a part of the
+// configuration: engines' keys and templates.
+func (c *Config) namedFiles() []string {
 	var files []string
+	for _, m := range c.Models {
+		files = append(files, m.ChatTemplate)
+	}
 	for _, r := range c.Replicas {
 		files = append(files, r.APIKeyFile)
 	}
@@ -380,6 +419,24 @@ func (c *Config) validateHealth(p *problems) {
 		p.add("health.slow_start", "%v is negative; 0s is none", h.SlowStart)
 	}
 }
+
+func (c *Config) validateTokenizer(p *problems) {
+	t := &c.Tokenizer
+	if n := t.Workers; n < 1 || n > maxWorkers {
+		p.add("tokenizer.workers", "%d is outside 1 to %d", n, maxWorkers)
+	}
+	p.positive("tokenizer.max_wait", t.MaxWait)
+	if t.CacheBytes < 0 {
+		p.add("tokenizer.cache_bytes", "%d is negative; 0 keeps none", int64(t.CacheBytes))
+	}
+	if t.HubCache != "" && !filepath.IsAbs(t.HubCache) {
+		p.add("tokenizer.hub_cache", "%q is not an absolute path", t.HubCache)
+	}
+}
+
+// maxWorkers bounds TokenizerConfig.Workers: more than a machine has processors
+// gain nothing.
+const maxWorkers = 1024
 
 func (c *Config) validateServer(p *problems) {
 	s := &c.Server
@@ -489,6 +546,11 @@ func (c *Config) validateModels(p *problems) {
 		}
 		if m.Policy != "" {
 			p.policy(path+".policy", m.Policy)
+		}
+		p.tokenizer(path+".tokenizer", m.Tokenizer)
+		p.notNegative(path+".block_size", m.BlockSize)
+		if m.ContentFormat != "" {
+			p.oneOf(path+".content_format", m.ContentFormat, "auto", "string", "openai")
 		}
 	}
 	// Aliases after all names, so that the clash is reported at the alias.
@@ -620,6 +682,10 @@ func ParseBytes(s string) (Bytes, error) {
 	}
 	return Bytes(n) * unit, nil
 }
+
+// Object is a JSON object, written as a YAML mapping. Its members keep their
+// order. The zero value is none.
+type Object string
 
 // String writes b in the largest binary unit that divides it.
 func (b Bytes) String() string {

@@ -33,10 +33,11 @@ type fleet struct {
 	publish   func(*proxy.Fleet)
 	engines   func([]netip.AddrPort)
 	discovery *discovery
+	prompts   *prompts
 
 	stopped context.Context
 	stop    context.CancelFunc
-	done    sync.WaitGroup // the members' goroutines
+	done    sync.WaitGroup // the members' goroutines, two each
 	serving chan struct{}  // closed when the first replica takes requests
 	served  sync.Once      // closes serving
 
@@ -83,6 +84,8 @@ func newFleet(cfg *Config, log *slog.Logger, publish func(*proxy.Fleet), engines
 	f.cfg.Store(cfg)
 	f.stopped, f.stop = context.WithCancel(context.Background())
 	f.discovery = newDiscovery(log, f.apply)
+	f.prompts = newPrompts(cfg, log, f.promptsChanged)
+	f.prompts.configure(cfg)
 	return f
 }
 
@@ -115,7 +118,9 @@ func (f *fleet) close() {
 	f.mu.Unlock()
 	f.discovery.close()
 	f.stop()
+	f.prompts.stop()
 	f.done.Wait()
+	f.prompts.close()
 	f.client.CloseIdleConnections()
 
 	f.mu.Lock()
@@ -138,6 +143,7 @@ func (f *fleet) reconfigure(cfg *Config) error {
 
 // setConfig replaces what the fleet knows of models, routing and health.
 func (f *fleet) setConfig(cfg *Config) {
+	f.prompts.configure(cfg)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.cfg.Store(cfg)
@@ -145,6 +151,21 @@ func (f *fleet) setConfig(cfg *Config) {
 	f.publishLocked()
 	for _, m := range f.members {
 		m.poke() // the interval may be another
+		m.checker.poke()
+	}
+}
+
+// promptsChanged publishes the fleet because a model's prompts are followed by
+// something else from now on, and lets that be compared with the engines.
+func (f *fleet) promptsChanged() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed {
+		return
+	}
+	f.publishLocked()
+	for _, m := range f.members {
+		m.checker.poke()
 	}
 }
 
@@ -186,10 +207,14 @@ func (f *fleet) apply(wanted []finding) error {
 		m := &member{
 			id: w.ID, url: w.URL, replica: replica,
 			poked: make(chan struct{}, 1), first: make(chan struct{}),
+			checker: f.prompts.join(slot),
 		}
+		life, end := context.WithCancel(f.stopped)
+		m.end = end
 		replica.OnFailure = func(inARow int, cause error) { f.requestFailed(m, inARow, cause) }
 		f.joinLocked(m, w)
 		f.done.Go(func() { f.live(m) })
+		f.done.Go(func() { f.checkPrompts(life, m) })
 	}
 	for _, m := range before {
 		if !slices.Contains(f.members, m) {
@@ -229,7 +254,9 @@ func (f *fleet) leaveLocked(m *member, now time.Time) {
 // releaseLocked gives back what a member holds that has left.
 func (f *fleet) releaseLocked(m *member) {
 	m.leave()
+	m.end()
 	m.replica.Close()
+	f.prompts.leave(m.replica.Slot)
 	f.slots.release(m.replica.Slot)
 	f.leaving = slices.DeleteFunc(f.leaving, func(other *member) bool { return other == m })
 }
@@ -267,6 +294,10 @@ func (f *fleet) settleLocked(now time.Time, changed bool) {
 		m.shown = is
 		switch is {
 		case up:
+			if was != ejected {
+				m.returns, m.came = m.returns+1, now
+			}
+			m.checker.poke()
 			m.replica.Forgive()
 			// An agent that starts meets engines that are at work already.
 			if was != joining || f.running {
@@ -366,6 +397,7 @@ func (f *fleet) publishLocked() {
 	}
 	f.standInLocked(s, add)
 	f.addLastResortLocked(s)
+	f.prompts.assign(cfg, s, f.sameLocked())
 	slices.SortFunc(s.Listed, func(a, b *proxy.Model) int { return strings.Compare(a.Name, b.Name) })
 	for _, mc := range cfg.Models {
 		for _, alias := range mc.Aliases {
@@ -381,6 +413,27 @@ func (f *fleet) publishLocked() {
 	f.snapshot = s
 	f.publish(s)
 	f.moveLocked()
+}
+
+// sameLocked maps the names under which an engine serves one model, which have
+// one root, to the first of them.
+func (f *fleet) sameLocked() map[string]string {
+	first := map[string]string{}
+	for _, m := range f.members {
+		byRoot := map[string]string{}
+		for _, c := range m.models {
+			if c.Root == "" || c.Parent != "" {
+				continue
+			}
+			if byRoot[c.Root] == "" {
+				byRoot[c.Root] = c.ID
+			}
+			if first[c.ID] == "" {
+				first[c.ID] = byRoot[c.Root]
+			}
+		}
+	}
+	return first
 }
 
 // standInLocked adds to models that nobody serves those who did and have just
@@ -492,6 +545,7 @@ func (f *fleet) ailments() []string {
 		out = append(out, "replica "+m.id+" "+state)
 	}
 	f.mu.Unlock()
+	out = append(out, f.prompts.ailments()...)
 	for _, s := range f.discovery.status() {
 		if s.Error != "" {
 			out = append(out, "discovery "+s.Source+" fails ("+s.Error+")")
@@ -547,6 +601,8 @@ func (f *fleet) status() any {
 		Aliases  []string `json:"aliases"`
 		Policy   string   `json:"policy"`
 		Replicas []string `json:"replicas"`
+		// Prompts is how they are followed.
+		Prompts promptStatus `json:"prompts"`
 	}
 	out := struct {
 		Replicas  []replica      `json:"replicas"`
@@ -570,7 +626,7 @@ func (f *fleet) status() any {
 		out.Replicas = append(out.Replicas, row)
 	}
 	for _, m := range f.snapshot.Listed {
-		row := model{m.Name, append([]string{}, m.Aliases...), policyName(m.Policy), []string{}}
+		row := model{m.Name, append([]string{}, m.Aliases...), policyName(m.Policy), []string{}, f.prompts.status(m)}
 		for _, r := range m.Replicas {
 			row.Replicas = append(row.Replicas, r.ID)
 		}

@@ -42,7 +42,7 @@ const (
 
 // member is one endpoint of the fleet, from when it is first wanted until it
 // has left and its last request has ended. One goroutine of its own watches it
-// (fleet.live). What is guarded is guarded by fleet.mu.
+// (fleet.live), one compares its tokens (fleet.checkPrompts). What is guarded is guarded by fleet.mu.
 type member struct {
 	id, url string
 	// replica is the same in every snapshot, so that its counters and
@@ -50,6 +50,8 @@ type member struct {
 	replica *proxy.Replica
 	poked   chan struct{} // asks for a check soon; holds one
 	first   chan struct{} // closed after its first check
+	checker *checker
+	end     context.CancelFunc // of the checker, when the member is released
 
 	// What follows is guarded.
 
@@ -68,11 +70,15 @@ type member struct {
 	vitals vitals
 	shown  standing // the standing in the snapshot published last
 	checks int      // good checks since models was read
-	stale  bool     // models or key are to be read at the next check
-	why    string   // what the last check failed with
-	silent bool     // and that it did so by getting no answer in time
-	cause  string   // what the last request that led to an ejection failed with
-	models []card   // last known
+	// returns is how often it has come up after it was not known to be, came
+	// when it did last: the engine may be another process since.
+	returns int
+	came    time.Time
+	stale   bool   // models or key are to be read at the next check
+	why     string // what the last check failed with
+	silent  bool   // and that it did so by getting no answer in time
+	cause   string // what the last request that led to an ejection failed with
+	models  []card // last known
 	// unlisted is why they are not those of the last time that it was asked.
 	unlisted string
 	addrs    []netip.AddrPort
@@ -382,6 +388,7 @@ func (f *fleet) check(ctx context.Context, m *member) (suspect bool) {
 		sameCard := func(a, b card) bool { a.Created = b.Created; return a == b }
 		if models != nil && len(m.cfg.Models) == 0 && !slices.EqualFunc(models, m.models, sameCard) {
 			m.setModelsLocked(models)
+			m.checker.poke()
 			changed = true
 		}
 	}

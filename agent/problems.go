@@ -3,12 +3,16 @@ package agent
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"math"
 	"net"
 	"net/netip"
 	"net/url"
+	"os"
+	"path/filepath"
 	"reflect"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -147,6 +151,49 @@ func (p *problems) keyFile(path, file string) {
 	}
 }
 
+// hubName is what a model's name in the Hugging Face cache looks like.
+var hubName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?(@[A-Za-z0-9][A-Za-z0-9._/-]*)?$`)
+
+// isHubName tells whether a text can be a name in the Hugging Face cache. None
+// leads out of it.
+func isHubName(s string) bool { return hubName.MatchString(s) && !strings.Contains(s, "..") }
+
+// isPath tells whether the name of a tokenizer is that of a directory.
+func isPath(s string) bool {
+	return filepath.IsAbs(s) || s == "." || s == ".." || strings.HasPrefix(s, "./") || strings.HasPrefix(s, "../")
+}
+
+// tokenizer checks the name of a tokenizer. Whether it is there, modelFiles and
+// the loading tell.
+func (p *problems) tokenizer(path, name string) {
+	const want = "want a directory such as /models/llama or ./llama, a name in the Hugging Face cache such as org/name or org/name@revision, builtin:sim, or none"
+	switch {
+	case name == "", name == noTokenizer, name == "builtin:sim", isPath(name), strings.HasPrefix(name, "~/"):
+	case strings.HasPrefix(name, "builtin:"):
+		p.add(path, "%q is unknown; %s", name, want)
+	case !isHubName(name):
+		p.add(path, "%q is no name of a tokenizer; %s", name, want)
+	}
+}
+
+// modelFiles checks what a model's entry names on this node.
+func (p *problems) modelFiles(path string, m ModelConfig) {
+	if isPath(m.Tokenizer) {
+		info, err := os.Stat(m.Tokenizer)
+		switch {
+		case err != nil:
+			p.add(path+".tokenizer", "cannot be read: %v", err)
+		case !info.IsDir():
+			p.add(path+".tokenizer", "%s is not a directory; want the one that holds tokenizer.json", m.Tokenizer)
+		}
+	}
+	if m.ChatTemplate != "" {
+		if _, err := readFile(m.ChatTemplate); err != nil {
+			p.add(path+".chat_template", "cannot be read: %v", err)
+		}
+	}
+}
+
 // hostname checks a name that is looked up.
 func (p *problems) hostname(path, name string) {
 	const want = "want a name such as engines.default.svc"
@@ -267,6 +314,15 @@ func (p *problems) fill(path string, v reflect.Value, in any) {
 	case Bytes:
 		p.fillBytes(path, v, in)
 		return
+	case Object:
+		if _, ok := in.(yaml.MapSlice); !ok {
+			p.add(path, "is %s; want keys and values", kind(path, in))
+			return
+		}
+		if text, ok := p.appendJSON(path, nil, in); ok {
+			v.SetString(string(text))
+		}
+		return
 	}
 	switch v.Kind() {
 	case reflect.Struct:
@@ -374,6 +430,54 @@ func (p *problems) fillBytes(path string, v reflect.Value, in any) {
 		return
 	}
 	v.SetInt(int64(n))
+}
+
+// appendJSON appends a decoded YAML value as JSON, the keys in their order. It
+// reports what JSON cannot say.
+func (p *problems) appendJSON(path string, dst []byte, in any) (_ []byte, ok bool) {
+	switch in := in.(type) {
+	case yaml.MapSlice:
+		dst, ok = append(dst, '{'), true
+		for i, item := range in {
+			key, text := item.Key.(string)
+			full := path + "." + fmt.Sprint(item.Key)
+			if !text {
+				p.add(full, "is a key that is not text; put it in quotes")
+				ok = false
+				continue
+			}
+			if i > 0 {
+				dst = append(dst, ',')
+			}
+			good := false
+			dst, _ = p.appendJSON(full, dst, key)
+			dst, good = p.appendJSON(full, append(dst, ':'), item.Value)
+			ok = ok && good
+		}
+		return append(dst, '}'), ok
+	case []any:
+		dst, ok = append(dst, '['), true
+		for i, item := range in {
+			if i > 0 {
+				dst = append(dst, ',')
+			}
+			good := false
+			dst, good = p.appendJSON(fmt.Sprintf("%s[%d]", path, i), dst, item)
+			ok = ok && good
+		}
+		return append(dst, ']'), ok
+	case float64:
+		// What is written 1.0 is no integer to a template.
+		if in == math.Trunc(in) && math.Abs(in) < 1e15 {
+			return strconv.AppendFloat(dst, in, 'f', 1, 64), true
+		}
+	}
+	text, err := json.Marshal(in)
+	if err != nil {
+		p.add(path, "is %s, which JSON has no way to say", kind(path, in))
+		return dst, false
+	}
+	return append(dst, text...), true
 }
 
 // theFile is the path of the whole configuration.

@@ -66,7 +66,7 @@ func (a *Agent) Follow(s Source) {
 func (a *Agent) follow(s Source) {
 	look := func() map[string]contents {
 		m := map[string]contents{s.File: contentsOf(s.File)}
-		for _, file := range a.cfg.Load().keyFiles() {
+		for _, file := range a.cfg.Load().namedFiles() {
 			m[file] = contentsOf(file)
 		}
 		return m
@@ -195,6 +195,9 @@ func contains(list []difference, path string) bool {
 // keepStarted puts into cfg what is read at the start of an agent only.
 func keepStarted(cfg, started *Config) {
 	cfg.Listen, cfg.AdminListen, cfg.Datapath = started.Listen, started.AdminListen, started.Datapath
+	hub := cfg.Tokenizer.HubCache
+	cfg.Tokenizer = started.Tokenizer
+	cfg.Tokenizer.HubCache = hub
 	now, then := &cfg.Server.TLS, &started.Server.TLS
 	now.Listen = then.Listen
 	if (now.CertFile == "") != (then.CertFile == "") {

@@ -56,6 +56,9 @@ type Model struct {
 	// Prompts follows its prompts; nil when there is no tokenizer. An adapter
 	// has its parent's.
 	Prompts *prompt.Model
+	// BlockSize is how many tokens a block of its engines' KV caches has, as far
+	// as that is known.
+	BlockSize int
 	// Replicas that serve it and may be chosen now.
 	Replicas []*Replica
 }

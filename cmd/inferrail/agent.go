@@ -58,7 +58,7 @@ func (c *agentCommand) Run(ctx context.Context, e *env) error {
 		return err
 	}
 	defer sims.close()
-	config.Replicas = append(config.Replicas, sims.replicas()...)
+	sims.addTo(&config)
 	if err := config.Validate(); err != nil && c.Config != "" {
 		return fmt.Errorf("%s: %w", c.Config, err)
 	} else if err != nil {
@@ -73,7 +73,7 @@ func (c *agentCommand) Run(ctx context.Context, e *env) error {
 		File: c.Config,
 		Load: func() (agent.Config, error) {
 			config, err := c.config()
-			config.Replicas = append(config.Replicas, sims.replicas()...)
+			sims.addTo(&config)
 			return config, err
 		},
 		Hangup: hangups,

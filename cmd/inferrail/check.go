@@ -14,12 +14,17 @@ type checkCommand struct {
 }
 
 // Run tells everything that is wrong with the file, a line each, or that
-// nothing is and what the file sets up. Flags and variables have no say.
+// nothing is and what the file sets up: on one line, and one for each model. For
+// that it loads the models' tokenizers. Flags and variables have no say.
 func (c *checkCommand) Run(e *env) error {
 	config := agent.DefaultConfig()
 	err := config.ReadConfig(c.File)
 	if err == nil {
 		err = config.Check()
+	}
+	var models []string
+	if err == nil {
+		models, err = config.CheckPrompts()
 	}
 	var list agent.Problems
 	switch {
@@ -35,6 +40,9 @@ func (c *checkCommand) Run(e *env) error {
 		return errTold
 	}
 	fmt.Fprintf(e.stdout, "%s: ok\n%s\n", c.File, summary(&config))
+	for _, line := range models {
+		fmt.Fprintln(e.stdout, line)
+	}
 	return nil
 }
 

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -26,6 +27,9 @@ func (c *simCommand) Run(ctx context.Context, e *env) error {
 	return nil
 }
 
+// simModel is the model of the engines that --sim starts.
+const simModel = "sim"
+
 // maxSims bounds --sim: more would measure the machine, not the agent.
 const maxSims = 64
 
@@ -38,7 +42,7 @@ func startSims(n int) (sims, error) {
 	var s sims
 	for i := range n {
 		server, err := simulator.Start(simulator.Config{
-			ServedModelName:    []string{"sim"},
+			ServedModelName:    []string{simModel},
 			TimePerOutputToken: 25 * time.Millisecond,
 			Seed:               uint64(i),
 		})
@@ -57,10 +61,24 @@ func (s sims) close() {
 	}
 }
 
-func (s sims) replicas() []agent.ReplicaConfig {
-	var list []agent.ReplicaConfig
+// addTo adds the engines to a configuration, and what tokenizer they have, unless
+// it says so itself.
+func (s sims) addTo(c *agent.Config) {
 	for i, server := range s {
-		list = append(list, agent.ReplicaConfig{ID: fmt.Sprintf("sim-%d", i), URL: server.URL()})
+		c.Replicas = append(c.Replicas, agent.ReplicaConfig{ID: fmt.Sprintf("sim-%d", i), URL: server.URL()})
 	}
-	return list
+	if len(s) == 0 {
+		return
+	}
+	i := slices.IndexFunc(c.Models, func(m agent.ModelConfig) bool { return m.Name == simModel || slices.Contains(m.Aliases, simModel) })
+	if i >= 0 && c.Models[i].Name != simModel {
+		return // the name is another model's, and the engines' model is not asked for by it
+	}
+	if i < 0 {
+		i = len(c.Models)
+		c.Models = append(c.Models, agent.ModelConfig{Name: simModel})
+	}
+	if m := &c.Models[i]; m.Tokenizer == "" {
+		m.Tokenizer = "builtin:sim"
+	}
 }

@@ -303,6 +303,16 @@ func newChatTemplate(source, format string, f *files) (*chatTemplate, error) {
 // Follow reads a prompt from a request body. It never fails: what cannot be
 // followed is marked with the Reason. p keeps nothing of body.
 func (m *Model) Follow(p *Prompt, kind Kind, body []byte, now time.Time) {
+	m.follow(p, kind, body, now, false)
+}
+
+// Verify is Follow as if the model was not demoted: for who compares it with an
+// engine, so as to demote it or to take that back.
+func (m *Model) Verify(p *Prompt, kind Kind, body []byte, now time.Time) {
+	m.follow(p, kind, body, now, true)
+}
+
+func (m *Model) follow(p *Prompt, kind Kind, body []byte, now time.Time, verify bool) {
 	p.reset()
 	defer func() {
 		if what := recover(); what != nil {
@@ -318,6 +328,7 @@ func (m *Model) Follow(p *Prompt, kind Kind, body []byte, now time.Time) {
 		m.Approximate(p, kind, body, reason)
 		return
 	}
+	o.verify = verify
 	var reason Reason
 	if p.Salt, reason = o.salt(p.Salt); reason == Exact {
 		reason = o.refusal()
@@ -353,7 +364,7 @@ func (m *Model) Follow(p *Prompt, kind Kind, body []byte, now time.Time) {
 // date. same is false when another prompt of the same bytes may have other ids.
 func (m *Model) day(o *outline, now time.Time) (day time.Time, same bool) {
 	switch {
-	case m.lacks() != Exact:
+	case m.lacks(o) != Exact:
 		return day, false
 	case !o.isChat():
 		return day, true
@@ -373,13 +384,13 @@ func (m *Model) day(o *outline, now time.Time) (day time.Time, same bool) {
 }
 
 // lacks is why the model's prompts are not followed now.
-func (m *Model) lacks() Reason {
+func (m *Model) lacks(o *outline) Reason {
 	switch {
 	case m == nil:
 		return NoTokenizer
 	case m.lacking != Exact:
 		return m.lacking
-	case m.demoted.Load() != nil:
+	case !o.verify && m.demoted.Load() != nil:
 		return Demoted
 	}
 	return Exact
@@ -394,7 +405,7 @@ func (m *Model) followCompletion(p *Prompt, o *outline) Reason {
 		p.IDs, p.Ends = append(p.IDs, c.ids...), append(p.Ends, c.ends...)
 		return Exact
 	}
-	if reason := m.lacks(); reason != Exact {
+	if reason := m.lacks(o); reason != Exact {
 		return reason
 	}
 	for _, text := range c.texts {
@@ -423,7 +434,7 @@ func (m *Model) followChat(p *Prompt, o *outline, now time.Time) Reason {
 		return reason
 	}
 	if byCode {
-		if reason := m.lacks(); reason != Exact {
+		if reason := m.lacks(o); reason != Exact {
 			return reason
 		}
 		if o.kind == Tokenize && r.calls() {
@@ -439,7 +450,7 @@ func (m *Model) followChat(p *Prompt, o *outline, now time.Time) Reason {
 	if reason != Exact {
 		return reason
 	}
-	reason = m.lacks()
+	reason = m.lacks(o)
 	if reason == Exact && o.kind == Chat {
 		reason = m.chatLacking
 	}

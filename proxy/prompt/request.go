@@ -109,6 +109,8 @@ type outline struct {
 	kind  Kind
 	body  []byte
 	spans [members]span
+	// verify: that the model is demoted makes no difference.
+	verify bool
 }
 
 // scan finds the members that bear on the prompt of a request of that kind. It
