@@ -52,7 +52,7 @@ func checkMessage(v jinja.Value, tokenize bool) (*message, Reason) {
 	case !typed && !custom:
 		return nil, Malformed
 	case typed && (!custom || typedFields >= customFields):
-		if tokenize && m.lazy() {
+		if tokenize && m.hasLazyList() {
 			// pydantic may fail where it reads lists late within this route's
 			// union of models.
 			return nil, m.media(Unfollowed)
@@ -83,9 +83,9 @@ func checkMessage(v jinja.Value, tokenize bool) (*message, Reason) {
 	return m, Exact
 }
 
-// lazy reports whether the message has a list that OpenAI's models have
+// hasLazyList reports whether the message has a list that OpenAI's models have
 // pydantic read only when it is used.
-func (m *message) lazy() bool {
+func (m *message) hasLazyList() bool {
 	for _, name := range []string{"content", "tool_calls"} {
 		if v := m.fields.Data[name]; v.IsList() || name == "content" && v.IsDict() {
 			return true
