@@ -94,8 +94,8 @@ func clockOf(t *template, source string) clock {
 		if !ok || format == "" || format[0] != '"' && format[0] != '\'' {
 			return clockSecond
 		}
-		format, _, ok = strings.Cut(format[1:], format[:1])
-		if !ok {
+		format, rest, ok := strings.Cut(format[1:], format[:1])
+		if !ok || !strings.HasPrefix(strings.TrimLeft(rest, " "), ")") {
 			return clockSecond
 		}
 		for _, directive := range strings.Split(format, "%")[1:] {
