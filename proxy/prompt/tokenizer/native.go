@@ -217,13 +217,19 @@ func (n *native) cut(text string) int {
 				return i + 1
 			}
 		case ' ':
-			if isASCIILetter(text[i-1]) && i+1 < len(text) && isASCIILetter(text[i+1]) &&
-				(n.sentence == nil || !n.sentence.beforeSpace[rune(text[i-1])]) {
+			if n.cutsBeforeSpace(text, i) {
 				return i
 			}
 		}
 	}
 	return len(text)
+}
+
+// cutsBeforeSpace tells whether text may be cut at i, which is before a space
+// and not at the beginning.
+func (n *native) cutsBeforeSpace(text string, i int) bool {
+	return isASCIILetter(text[i-1]) && i+1 < len(text) && isASCIILetter(text[i+1]) &&
+		(n.sentence == nil || !n.sentence.beforeSpace[rune(text[i-1])])
 }
 
 func isASCIILetter(b byte) bool { return b|0x20 >= 'a' && b|0x20 <= 'z' }
