@@ -368,7 +368,7 @@ func TestSamples(t *testing.T) {
 		t.Errorf("after two it is %s", got)
 	}
 	sample("four")
-	l.tells("m", "demoted (replica gpu-0 has other tokens for a request it was sent: token 0 is 2 where 1 was expected (22 tokens, expected 22); "+
+	l.tells("m", "demoted (replica gpu-0 has other tokens for a request it was sent: token 0 is another one (22 tokens, expected 22); "+
 		"so it was with 3 of the last 3 requests that were looked at), gpu-0 agrees")
 }
 
