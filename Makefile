@@ -15,7 +15,7 @@ RUN_ARGS = $(or $(ARGS),--sim 3)
 TEST_ARGS = $(or $(ARGS),./...)
 
 .DEFAULT_GOAL = help
-.PHONY: help run build test test-vllm lint generate bench-datapath bench-gateway soak clean
+.PHONY: help run build tokenizers test test-tokenizers test-vllm lint generate bench-datapath bench-gateway soak clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-16s%s\n", $$1, $$2}' Makefile
@@ -23,8 +23,36 @@ help: ## this list
 run: build ## build and run the agent with three simulated engines
 	@exec bin/inferrail agent $(RUN_ARGS)
 
-build: ## build bin/inferrail, one static binary
-	go build -trimpath -o bin/inferrail ./cmd/inferrail
+# The Hugging Face tokenizers library, for the models whose tokenizer.json the
+# agent does not follow natively: make build TOKENIZERS=hf. Go names only its
+# binding; the library comes from crates.io. It is built again when .ci/tokenizers
+# says something else than what the one that is there was built from.
+HF_VERSION = $(shell awk '$$1 == "github.com/daulet/tokenizers" {print substr($$2, 2)}' go.mod)
+HF_ENV = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/inferrail/tokenizers-$(HF_VERSION)
+HF_TAGS = hftokenizers,netgo,osusergo
+TOKENIZERS ?=
+ifeq ($(TOKENIZERS),hf)
+build: export CGO_ENABLED = 1
+build: export CGO_LDFLAGS = -L$(HF_ENV)
+build: tokenizers
+BUILD_ARGS = -tags $(HF_TAGS) -ldflags '-linkmode external -extldflags -static'
+else ifneq ($(TOKENIZERS),)
+$(error TOKENIZERS is hf, or nothing for only the native ones)
+endif
+
+build: ## build bin/inferrail, one static binary; TOKENIZERS=hf with the tokenizers library
+	go build -trimpath $(BUILD_ARGS) -o bin/inferrail ./cmd/inferrail
+
+tokenizers: ## build the Hugging Face tokenizers library, if it is not there; needs Rust 1.85
+	@set -e; cmp -s .ci/tokenizers/Cargo.lock $(HF_ENV)/Cargo.lock && exit 0; \
+	.ci/need cargo gcc g++; \
+	mkdir -p $(HF_ENV); build=$$(mktemp -d $(HF_ENV)/build.XXXXXX); trap 'rm -rf $$build' EXIT; \
+	echo "building the tokenizers library into $(HF_ENV)"; \
+	go mod download github.com/daulet/tokenizers; \
+	ln -s $$(go list -m -f '{{.Dir}}' github.com/daulet/tokenizers)/src $$build/src; \
+	cp .ci/tokenizers/Cargo.* $$build; \
+	(cd $$build && cargo build --quiet --release --locked --target-dir $$build/target); \
+	mv $$build/target/release/libtokenizers.a $(HF_ENV); mv $$build/Cargo.lock $(HF_ENV)
 
 test: ## run every test that this machine can run; what is skipped is said at the end
 	@.ci/need ip nft gcc || echo "tests that need these are skipped"
@@ -34,6 +62,11 @@ test: ## run every test that this machine can run; what is skipped is said at th
 	go run .ci/testlog.go $$race -timeout 20m $(TEST_ARGS)
 	@# The race detector allocates; so these are run without it.
 	@[ -n "$(ARGS)" ] || go test -run Alloc ./...
+	@[ -n "$(ARGS)" ] || if { command -v cargo && command -v g++; } >/dev/null; then $(MAKE) -s test-tokenizers; \
+	else echo "no Rust or C++ compiler: the tokenizers are not compared with the tokenizers library"; fi
+
+test-tokenizers: tokenizers ## compare the tokenizers with the Hugging Face library
+	CGO_ENABLED=1 CGO_LDFLAGS=-L$(HF_ENV) go test -count 1 -tags hftokenizers -run Library ./proxy/prompt/tokenizer
 
 # vLLM's build for processors without a GPU, and the version of PyTorch that it
 # is made for. It asks for the build of PyTorch named +cpu, which PyPI does not

@@ -50,6 +50,7 @@ var onlyIn = []struct {
 	{path: "github.com/miekg/dns", folders: []string{"agent"}},
 	{path: "github.com/zeebo/xxh3", folders: []string{"index", "proxy"}},
 	{path: "github.com/vishvananda/netlink", folders: []string{"agent", "bench"}, tests: []string{"bpf", "cmd"}},
+	{path: "github.com/daulet/tokenizers", folders: []string{"proxy"}},
 	{path: "github.com/cockroachdb/datadriven", tests: []string{"agent", "proxy", "policy", "index", "simulator", "bench", "bpf", "cmd"}},
 	{path: "testing", tests: []string{"agent", "proxy", "policy", "index", "simulator", "bench", "bpf", "cmd"}},
 }

@@ -44,9 +44,9 @@ func (b *bodies) text() string {
 }
 
 // object keeps the order of its members, as a client's JSON has one.
-type object []field
+type object []jsonField
 
-type field struct {
+type jsonField struct {
 	name  string
 	value any
 }
@@ -111,7 +111,7 @@ func (b *bodies) value(depth int) any {
 	case depth > 0:
 		o := object{}
 		for i := range b.IntN(4) {
-			o = append(o, field{fmt.Sprintf("%s%d", pickOf(b, "a", "z", "key", "ü", "name"), i), b.value(depth - 1)})
+			o = append(o, jsonField{fmt.Sprintf("%s%d", pickOf(b, "a", "z", "key", "ü", "name"), i), b.value(depth - 1)})
 		}
 		return o
 	}
@@ -123,19 +123,19 @@ func (b *bodies) schema(depth int) any {
 	if depth == 0 || b.chance(50) {
 		o := object{{"type", pickOf(b, kinds...)}}
 		if b.chance(50) {
-			o = append(o, field{"description", b.text()})
+			o = append(o, jsonField{"description", b.text()})
 		}
 		if b.chance(20) {
-			o = append(o, field{"enum", []any{"a", "b", b.text()}})
+			o = append(o, jsonField{"enum", []any{"a", "b", b.text()}})
 		}
 		if b.chance(20) {
-			o = append(o, field{"default", b.value(0)})
+			o = append(o, jsonField{"default", b.value(0)})
 		}
 		if b.chance(10) {
 			o[0].value = []any{"string", "null"}
 		}
 		if b.chance(10) {
-			o = append(o, field{"nullable", true})
+			o = append(o, jsonField{"nullable", true})
 		}
 		return o
 	}
@@ -149,17 +149,17 @@ func (b *bodies) schema(depth int) any {
 	required := []any{}
 	for i := range b.IntN(4) {
 		name := fmt.Sprintf("%s_%d", pickOf(b, "city", "unit", "zone", "älter"), i)
-		properties = append(properties, field{name, b.schema(depth - 1)})
+		properties = append(properties, jsonField{name, b.schema(depth - 1)})
 		if b.chance(50) {
 			required = append(required, name)
 		}
 	}
 	o := object{{"type", "object"}, {"properties", properties}}
 	if b.chance(70) {
-		o = append(o, field{"required", required})
+		o = append(o, jsonField{"required", required})
 	}
 	if b.chance(20) {
-		o = append(o, field{"additionalProperties", false})
+		o = append(o, jsonField{"additionalProperties", false})
 	}
 	return o
 }
@@ -170,18 +170,18 @@ func (b *bodies) tools() []any {
 		f := object{{"name", fmt.Sprintf("tool_%d", i)}}
 		switch {
 		case b.chance(80):
-			f = append(f, field{"description", b.text()})
+			f = append(f, jsonField{"description", b.text()})
 		case b.chance(30):
-			f = append(f, field{"description", nil})
+			f = append(f, jsonField{"description", nil})
 		}
 		if b.chance(90) {
-			f = append(f, field{"parameters", b.schema(2)})
+			f = append(f, jsonField{"parameters", b.schema(2)})
 		}
 		if b.chance(15) {
-			f = append(f, field{"strict", b.chance(50)})
+			f = append(f, jsonField{"strict", b.chance(50)})
 		}
 		if b.chance(10) {
-			f = append(f, field{"extra", b.value(1)})
+			f = append(f, jsonField{"extra", b.value(1)})
 		}
 		t := object{{"type", "function"}, {"function", f}}
 		if b.chance(10) {
@@ -202,17 +202,17 @@ func (b *bodies) messages() []any {
 		if b.chance(93) {
 			u := object{{"role", "user"}, {"content", b.content()}}
 			if b.chance(5) {
-				u = append(u, field{"name", "ann"})
+				u = append(u, jsonField{"name", "ann"})
 			}
 			list = append(list, u)
 		}
 		if b.chance(60) {
 			a := object{{"role", "assistant"}}
 			if b.chance(90) {
-				a = append(a, field{"content", b.content()})
+				a = append(a, jsonField{"content", b.content()})
 			}
 			if b.chance(20) {
-				a = append(a, field{pickOf(b, "reasoning", "reasoning_content"), b.text()})
+				a = append(a, jsonField{pickOf(b, "reasoning", "reasoning_content"), b.text()})
 			}
 			if b.chance(20) {
 				made := []any{}
@@ -226,7 +226,7 @@ func (b *bodies) messages() []any {
 						{"function", object{{"name", "tool_0"}, {"arguments", text}}}})
 					calls++
 				}
-				a = append(a, field{"tool_calls", made})
+				a = append(a, jsonField{"tool_calls", made})
 				list = append(list, a)
 				for i := range made {
 					list = append(list, object{{"role", "tool"}, {"tool_call_id", fmt.Sprintf("call%05d", calls-len(made)+i)}, {"content", b.content()}})
@@ -234,7 +234,7 @@ func (b *bodies) messages() []any {
 				continue
 			}
 			if b.chance(3) {
-				a = append(a, field{"tool_calls", []any{}})
+				a = append(a, jsonField{"tool_calls", []any{}})
 			}
 			list = append(list, a)
 		}
@@ -246,34 +246,34 @@ func (b *bodies) messages() []any {
 func (b *bodies) chat(model string) []byte {
 	o := object{{"model", model}, {"messages", b.messages()}}
 	if b.chance(30) {
-		o = append(o, field{"tools", b.tools()})
+		o = append(o, jsonField{"tools", b.tools()})
 		if b.chance(20) {
-			o = append(o, field{"tool_choice", pickOf(b, "none", "auto")})
+			o = append(o, jsonField{"tool_choice", pickOf(b, "none", "auto")})
 		}
 	}
 	if b.chance(15) {
-		o = append(o, field{"chat_template_kwargs", pickOf(b, object{{"enable_thinking", false}}, object{{"enable_thinking", true}, {"thinking", true}}, object{}, object{{"unknown", 1}})})
+		o = append(o, jsonField{"chat_template_kwargs", pickOf(b, object{{"enable_thinking", false}}, object{{"enable_thinking", true}, {"thinking", true}}, object{}, object{{"unknown", 1}})})
 	}
 	if b.chance(8) {
-		o = append(o, field{"reasoning_effort", pickOf(b, "low", "medium", "high", "none")})
+		o = append(o, jsonField{"reasoning_effort", pickOf(b, "low", "medium", "high", "none")})
 	}
 	if b.chance(8) {
-		o = append(o, field{"add_generation_prompt", false})
+		o = append(o, jsonField{"add_generation_prompt", false})
 		if b.chance(50) {
-			o = append(o, field{"continue_final_message", true})
+			o = append(o, jsonField{"continue_final_message", true})
 		}
 	}
 	if b.chance(5) {
-		o = append(o, field{"add_special_tokens", b.chance(50)})
+		o = append(o, jsonField{"add_special_tokens", b.chance(50)})
 	}
 	if b.chance(4) {
-		o = append(o, field{"documents", []any{object{{"title", b.text()}, {"text", b.text()}}}})
+		o = append(o, jsonField{"documents", []any{object{{"title", b.text()}, {"text", b.text()}}}})
 	}
 	if b.chance(4) {
-		o = append(o, field{"cache_salt", "pepper"})
+		o = append(o, jsonField{"cache_salt", "pepper"})
 	}
 	for range b.IntN(3) {
-		o = append(o, pickOf(b, field{"temperature", 0.5}, field{"max_tokens", 5}, field{"seed", 1}, field{"user", "x"}, field{"n", 1}, field{"stop", []string{"x"}}))
+		o = append(o, pickOf(b, jsonField{"temperature", 0.5}, jsonField{"max_tokens", 5}, jsonField{"seed", 1}, jsonField{"user", "x"}, jsonField{"n", 1}, jsonField{"stop", []string{"x"}}))
 	}
 	body, err := json.Marshal(o)
 	if err != nil {
@@ -308,13 +308,13 @@ func (b *bodies) completion(model string) []byte {
 	}
 	o := object{{"model", model}, {"prompt", prompt}}
 	if b.chance(20) {
-		o = append(o, field{"add_special_tokens", b.chance(50)})
+		o = append(o, jsonField{"add_special_tokens", b.chance(50)})
 	}
 	if b.chance(10) {
-		o = append(o, field{"suffix", nil})
+		o = append(o, jsonField{"suffix", nil})
 	}
 	if b.chance(5) {
-		o = append(o, field{"echo", true})
+		o = append(o, jsonField{"echo", true})
 	}
 	body, err := json.Marshal(o)
 	if err != nil {

@@ -16,6 +16,9 @@ type message struct {
 	fields *jinja.Dict
 	// calls are the tool calls of an assistant; nil for none.
 	calls []jinja.Value
+	// lazy says that the engine holds the parts of the content in an iterator,
+	// which can be read once and is no list.
+	lazy bool
 }
 
 // checkMessage validates a message as the engine does. vLLM describes messages
@@ -49,9 +52,15 @@ func checkMessage(v jinja.Value, tokenize bool) (*message, Reason) {
 	case !typed && !custom:
 		return nil, Malformed
 	case typed && (!custom || typedFields >= customFields):
+		if tokenize && m.hasLazyList() {
+			// pydantic may fail where it reads lists late within this route's
+			// union of models.
+			return nil, m.media(Unfollowed)
+		}
 		if !m.typedParts() {
 			return nil, m.media(Malformed)
 		}
+		m.lazy = m.fields.Data["content"].IsList()
 		if calls := m.fields.Data["tool_calls"]; m.role == "assistant" && calls.IsList() {
 			for _, call := range calls.AsList().Items {
 				if !validCall(call) {
@@ -72,6 +81,17 @@ func checkMessage(v jinja.Value, tokenize bool) (*message, Reason) {
 		}
 	}
 	return m, Exact
+}
+
+// hasLazyList reports whether the message has a list that OpenAI's models have
+// pydantic read only when it is used.
+func (m *message) hasLazyList() bool {
+	for _, name := range []string{"content", "tool_calls"} {
+		if v := m.fields.Data[name]; v.IsList() || name == "content" && v.IsDict() {
+			return true
+		}
+	}
+	return false
 }
 
 func (m *message) renameReasoning() {

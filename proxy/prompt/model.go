@@ -94,8 +94,8 @@ func clockOf(t *template, source string) clock {
 		if !ok || format == "" || format[0] != '"' && format[0] != '\'' {
 			return clockSecond
 		}
-		format, _, ok = strings.Cut(format[1:], format[:1])
-		if !ok {
+		format, rest, ok := strings.Cut(format[1:], format[:1])
+		if !ok || !strings.HasPrefix(strings.TrimLeft(rest, " "), ")") {
 			return clockSecond
 		}
 		for _, directive := range strings.Split(format, "%")[1:] {
@@ -190,15 +190,15 @@ func (m *Model) loadTokenizer(f *files, cache *tokenizer.Cache) error {
 	case f.form() == formUnsure:
 		m.lacking, m.why = BadTokenizer, "there are both tokenizer.json and tekken.json in "+f.dir+", and no weights that tell which of them the engine uses"
 		return nil
-	case f.form() == formMistral && f.has("tokenizer.json"):
-		m.lacking, m.why = BadTokenizer, "the engine uses tekken.json, and tokenizer.json would be read; name a directory without the latter"
+	case f.form() == formMistral && !f.has("tekken.json"):
+		m.lacking, m.why = BadTokenizer, "the engine uses a SentencePiece model of Mistral's, which is not followed"
 		return nil
 	}
-	t, err := tokenizer.Load(f.dir, tokenizer.Options{Cache: cache})
+	t, err := tokenizer.Load(f.dir, tokenizer.Options{Cache: cache, Tekken: f.form() == formMistral})
 	switch {
 	case err == nil:
 		m.tokenizer = t
-	case errors.Is(err, tokenizer.ErrUnrecognised), !f.has("tokenizer.json"):
+	case errors.Is(err, tokenizer.ErrUnrecognised), f.form() == formMistral:
 		m.lacking, m.why = BadTokenizer, err.Error()
 	default:
 		return err
@@ -211,12 +211,25 @@ func (m *Model) loadRenderer(f *files, override, format string) {
 	case f.is(renders):
 		m.chatLacking, m.chatWhy = EngineRenders, "the engine renders chats of "+strings.Join(f.architectures, ", ")+" by code of its own"
 		return
+	case m.tokenizer == nil:
+		// Nothing is rendered by code without the ids of its markup.
 	case f.form() == formMistral:
 		m.codeTokenizes = true
-		m.chatLacking, m.chatWhy = EngineRenders, "the engine renders this model's chats by Mistral's code"
+		code, err := newMistral(m.tokenizer)
+		if err != nil {
+			m.chatLacking, m.chatWhy = EngineRenders, err.Error()
+			return
+		}
+		m.code = code
 		return
 	case f.modelType == "gpt_oss":
-		m.chatLacking, m.chatWhy = EngineRenders, "the engine renders this model's chats by Harmony's code"
+		// Its /tokenize renders with the template nevertheless.
+		code, err := newHarmony(m.tokenizer)
+		if err != nil {
+			m.chatLacking, m.chatWhy = EngineRenders, err.Error()
+		} else {
+			m.code = code
+		}
 	}
 	if override == "" && f.processor != "" && !f.hasProcessor && f.processor != f.templates["default"] {
 		m.noTemplate(BadTemplate, "chat_template.json is for a processor, and no file tells whether the model has one")
@@ -233,9 +246,7 @@ func (m *Model) loadRenderer(f *files, override, format string) {
 			switch {
 			case slices.Contains(engineTemplates, f.modelType):
 				m.noTemplate(NoTemplate, "the engine uses a template of its own for "+f.modelType+", name a copy of it as the chat template")
-			case tools && m.plain != nil:
-				m.noTemplate(Exact, "")
-			default:
+			case m.plain == nil:
 				m.noTemplate(NoTemplate, "the model's files have no chat template")
 			}
 			return
@@ -259,12 +270,10 @@ func (m *Model) loadRenderer(f *files, override, format string) {
 
 // noTemplate notes why there is none, unless chats are rendered by code.
 func (m *Model) noTemplate(reason Reason, why string) {
-	if m.chatLacking == Exact {
+	if m.chatLacking == Exact && m.code == nil {
 		m.chatLacking, m.chatWhy = reason, why
 	}
-	if reason != Exact {
-		m.plain, m.withTools = nil, nil
-	}
+	m.plain, m.withTools = nil, nil
 }
 
 func newChatTemplate(source, format string, f *files) (*chatTemplate, error) {
@@ -412,10 +421,13 @@ func (m *Model) followChat(p *Prompt, o *outline, now time.Time) Reason {
 	}
 	byCode := m.code != nil && (o.kind == Chat || m.codeTokenizes)
 	if !byCode && m.plain == nil {
-		if m.lacking != Exact {
+		switch {
+		case m.lacking != Exact:
 			return m.lacking
+		case m.chatLacking != Exact:
+			return m.chatLacking
 		}
-		return m.chatLacking
+		return NoTemplate
 	}
 	r, reason := o.chat()
 	if reason != Exact {
@@ -424,6 +436,9 @@ func (m *Model) followChat(p *Prompt, o *outline, now time.Time) Reason {
 	if byCode {
 		if reason := m.lacks(o); reason != Exact {
 			return reason
+		}
+		if o.kind == Tokenize && r.calls() {
+			return Unfollowed // /tokenize does not shorten the ids of calls
 		}
 		if reason := m.code.render(p, r, now); reason != Exact {
 			return reason

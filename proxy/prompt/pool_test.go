@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/inferrail/inferrail/proxy/prompt/tokenizer"
 )
 
 // heldPool is a Pool whose prompts are not followed before they are let.
@@ -208,6 +210,32 @@ func TestPoolCloseUnderLoad(t *testing.T) {
 			t.Fatalf("%d goroutines, %d before", runtime.NumGoroutine(), before)
 		}
 		runtime.Gosched()
+	}
+}
+
+// TestPoolRecalls: a large prompt that the model remembers waits for no worker.
+func TestPoolRecalls(t *testing.T) {
+	m, err := Load(Source{Tokenizer: "builtin:sim", Cache: tokenizer.NewCache(4 << 20)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	body := []byte(chatBody(2 * inlineBytes))
+	var want Prompt
+	for range 2 {
+		m.Follow(&want, Chat, body, time.Time{})
+	}
+	if want.Reason != Exact || len(want.IDs) < 1000 {
+		t.Fatalf("%v, %d ids", want.Reason, len(want.IDs))
+	}
+	p := holdUp(t, NewPool(1, time.Minute))
+	defer p.Close()
+	for range 3 {
+		prompt, late := p.Read(m, Chat, body, time.Time{})
+		if late || prompt.Reason != Exact || !slices.Equal(prompt.IDs, want.IDs) {
+			t.Errorf("got %v, %d ids, late %v", prompt.Reason, len(prompt.IDs), late)
+		}
+		p.Put(prompt)
 	}
 }
 

@@ -2,140 +2,117 @@ package prompt
 
 import (
 	"encoding/json"
-	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
-	"time"
-
-	"github.com/cockroachdb/datadriven"
 )
 
-// TestRequestsAsVLLM compares what Follow makes of bodies with what vLLM 0.32.0
-// makes of them; testdata/requests.py has asked it. Without a tokenizer the
-// rendered text tells whether all variables of the template are the same. What
-// the engine takes and Follow does not has the argument "unfollowed".
-func TestRequestsAsVLLM(t *testing.T) {
+// TestOutline: which members of a body bear on its prompt, and where they are.
+func TestOutline(t *testing.T) {
+	f := func(kind Kind, body string, want string) {
+		t.Helper()
+		var o outline
+		got := ""
+		if reason := o.scan(kind, []byte(body)); reason != Exact {
+			got = reason.String()
+		} else {
+			var all []string
+			for m := range members {
+				if o.has(m) {
+					all = append(all, memberNames[m]+"="+string(o.raw(m)))
+				}
+			}
+			got = strings.Join(all, " ")
+		}
+		if got != want {
+			t.Errorf("%s: got %s, want %s", body, got, want)
+		}
+	}
+	f(Chat, `{}`, ``)
+	f(Chat, ` { "model" : "m" , "messages" : [ { } ] } `, `messages=[ { } ]`)
+	f(Chat, `{"messages":[1],"temperature":0.5,"stop":["\"]}"],"tools":null}`, `messages=[1] tools=null`)
+	f(Chat, `{"messages":1,"messages":2}`, `messages=2`)
+	f(Chat, `{"mess\u0061ges":"a\\\"b"}`, `messages="a\\\"b"`)
+	f(Chat, "\ufeff{\"tools\":[]}", `tools=[]`)
+	f(Chat, `{"prompt":"x","suffix":"y"}`, ``)
+	f(Completion, `{"prompt":"x","suffix":"y","messages":[]}`, `prompt="x" suffix="y"`)
+	f(Tokenize, `{"messages":[],"cache_salt":"a","truncate_prompt_tokens":1,"prompt":5}`, `messages=[] prompt=5`)
+	f(Other, `{"instructions":"i","input":[],"metadata":{}}`, `instructions="i" input=[]`)
+	for _, body := range []string{``, ` `, `[]`, `"x"`, `{`, `{"`, `{"a`, `{"a"`, `{"a":`, `{"a":}`, `{"a":1`, `{"a":1,`, `{"a":1,}`,
+		`{"a":1}x`, `{a:1}`, `{"a" 1}`, `{"a":[}`, `{"a":"x`, `{"a":"x\"}`, `{"a":tru}`, `{"a":1.}`, `{"a":01}`, "{\"a\":\"\xff\"}", `{"a":1;}`} {
+		f(Chat, body, "malformed")
+	}
+}
+
+// TestOtherMembersDoNotMatter: a body's prompt is that of its outline.
+func TestOtherMembersDoNotMatter(t *testing.T) {
 	models := setups(t)
-	datadriven.Walk(t, "testdata/requests", func(t *testing.T, path string) {
-		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
-			m := models[d.CmdArgs[0].Key]
-			if m == nil {
-				d.Fatalf(t, "no setup %s", d.CmdArgs[0].Key)
-			}
-			kind := map[string]Kind{"chat": Chat, "completion": Completion, "tokenize": Tokenize}[d.Cmd]
-			var p Prompt
-			m.Follow(&p, kind, []byte(d.Input), time.Time{})
-			refused := strings.HasPrefix(d.Expected, "refused")
-			followed := p.Reason == Exact || p.Reason == NoTokenizer && len(p.TextEnds) > 0
-			switch {
-			case p.Reason == Failed:
-				return m.Defect()
-			case followed && refused:
-				return "followed: " + outcome(&p)
-			case refused, !followed && d.HasArg("unfollowed"):
-				return d.Expected
-			case !followed, d.HasArg("unfollowed"):
-				return "unexpected reason: " + p.Reason.String()
-			}
-			want := d.Expected
-			if len(p.IDs) == 0 {
-				want = texts(want)
-			}
-			if got := outcome(&p); got != want {
-				return got
-			}
-			return d.Expected
-		})
-	})
-}
-
-// outcome writes a prompt as testdata/requests.py does.
-func outcome(p *Prompt) string {
-	var lines []string
-	start := 0
-	for _, end := range p.TextEnds {
-		lines = append(lines, string(p.Text[start:end]))
-		start = end
-	}
-	start = 0
-	for _, end := range p.Ends {
-		lines = append(lines, strings.Trim(fmt.Sprint(p.IDs[start:end]), "[]"))
-		start = end
-	}
-	return strings.Join(lines, "\n") + "\n"
-}
-
-// texts drops the lines of ids.
-func texts(want string) string {
-	var lines []string
-	for _, line := range strings.Split(strings.TrimSuffix(want, "\n"), "\n") {
-		if strings.Trim(line, "0123456789 ") == "" {
-			continue
-		}
-		if strings.HasPrefix(line, `"`) {
-			var text string
-			if json.Unmarshal([]byte(line), &text) == nil {
-				line = text
-			}
-		}
-		lines = append(lines, line)
-	}
-	return strings.Join(lines, "\n") + "\n"
-}
-
-// setups are the models that testdata/requests.py has asked, without their
-// tokenizer.
-func setups(t *testing.T) map[string]*Model {
-	t.Helper()
-	data, err := os.ReadFile("testdata/setups.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var all map[string]struct {
-		Template string         `json:"chat_template"`
-		Config   map[string]any `json:"tokenizer_config"`
-		Args     struct {
-			Kwargs json.RawMessage `json:"template_kwargs"`
-			Format string          `json:"content_format"`
-		} `json:"args"`
-	}
-	if err := json.Unmarshal(data, &all); err != nil {
-		t.Fatal(err)
-	}
-	models := map[string]*Model{}
-	for name, setup := range all {
-		dir := t.TempDir()
-		config := map[string]any{"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|endoftext|>",
-			"eos_token": "<|im_end|>", "extra_token": "<|im_start|>"}
-		for key, v := range setup.Config {
-			config[key] = v
-		}
-		write(t, dir, "tokenizer_config.json", config)
-		write(t, dir, "config.json", map[string]any{"model_type": "qwen3", "architectures": []string{"Qwen3ForCausalLM"}})
-		if setup.Template != "" {
-			if err := os.WriteFile(filepath.Join(dir, "chat_template.jinja"), []byte(setup.Template), 0o600); err != nil {
-				t.Fatal(err)
-			}
-		}
-		m, err := Load(Source{Tokenizer: dir, ContentFormat: setup.Args.Format, TemplateKwargs: string(setup.Args.Kwargs)})
+	base := `"messages":[{"role":"user","content":"x"}],"tools":[{"function":{"name":"f"}}]`
+	var want Prompt
+	models["all"].Follow(&want, Chat, []byte("{"+base+"}"), epoch)
+	others := map[string]any{"model": "m", "stream": true, "temperature": 0, "n": 3, "max_tokens": 5, "user": "u",
+		"prompt": "p", "suffix": "s", "echo": true, "input": "i", "stop": []string{"messages"}, "logprobs": true,
+		"response_format": map[string]any{"type": "json_object"}, "priority": 1, "unknown": map[string]any{"tools": 1}}
+	for name, v := range others {
+		value, err := json.Marshal(v)
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(m.Close)
-		models[name] = m
+		var p Prompt
+		models["all"].Follow(&p, Chat, []byte(`{"`+name+`":`+string(value)+`,`+base+`}`), epoch)
+		if p.Reason != want.Reason || string(p.Text) != string(want.Text) {
+			t.Errorf("%s: got %v %s, want %v %s", name, p.Reason, p.Text, want.Reason, want.Text)
+		}
 	}
-	return models
 }
 
-func write(t *testing.T, dir, name string, v any) {
+// FuzzFollow: no body makes Follow panic, and none is left without a text that
+// stands for it.
+func FuzzFollow(f *testing.F) {
+	f.Add(uint8(Chat), `{"messages":[{"role":"user","content":[{"type":"text","text":"\ud83d\ude00"},"b"]},{"role":"assistant","tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":"{\"a\":1}"}}]}],"continue_final_message":true,"add_generation_prompt":false}`)
+	f.Add(uint8(Chat), `{"messages":[{"role":"developer","content":"x","tools":[{"type":"function","function":{"name":"f"}}]},{"role":"system","content":"x-anthropic-billing-header"}],"tools":[{"function":{"name":"f","strict":null}}],"tool_choice":{"function":{"name":"f"}},"documents":[{"a":"b"}]}`)
+	f.Add(uint8(Completion), `{"prompt":[[1,2],[3]],"cache_salt":"s"}`)
+	f.Add(uint8(Completion), `{"prompt":["a","b"],"add_special_tokens":"no"}`)
+	f.Add(uint8(Tokenize), `{"prompt":"a","add_special_tokens":0}`)
+	f.Add(uint8(Other), `{"input":[{"role":"user","content":"x"}],"instructions":"i"}`)
+	models := setups(f)
+	f.Fuzz(func(t *testing.T, kind uint8, body string) {
+		for _, name := range []string{"all", "parts", "developer", "trims"} {
+			m := models[name]
+			var p Prompt
+			m.Follow(&p, Kind(kind%4), []byte(body), epoch)
+			if p.Reason == Failed {
+				t.Fatal(m.Defect())
+			}
+			check(t, &p)
+			p.reset()
+			m.Approximate(&p, Kind(kind%4), []byte(body), Late)
+			check(t, &p)
+		}
+	})
+}
+
+// check reports a Prompt that contradicts itself.
+func check(t *testing.T, p *Prompt) {
 	t.Helper()
-	data, err := json.Marshal(v)
-	if err != nil {
-		t.Fatal(err)
+	if p.Reason >= countReasons {
+		t.Fatalf("reason %d", p.Reason)
 	}
-	if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
-		t.Fatal(err)
+	if p.Reason == Exact != (len(p.Ends) > 0) || len(p.Ends) > 0 && len(p.TextEnds) > 0 {
+		t.Fatalf("%v with %d ends of ids and %d of texts", p.Reason, len(p.Ends), len(p.TextEnds))
+	}
+	for _, ends := range []struct {
+		ends []int
+		n    int
+	}{{p.Ends, len(p.IDs)}, {p.TextEnds, len(p.Text)}} {
+		last := 0
+		for _, end := range ends.ends {
+			if end < last {
+				t.Fatalf("ends %v go back", ends.ends)
+			}
+			last = end
+		}
+		if last != ends.n {
+			t.Fatalf("ends %v of %d", ends.ends, ends.n)
+		}
 	}
 }

@@ -21,6 +21,7 @@ import (
 type template struct {
 	library *jinja.Template
 	helpers map[string]helper
+	runs    [][]segment
 	format  string
 	names   map[string]bool
 	clock   bool
@@ -45,6 +46,7 @@ func compileTemplate(source string) (t *template, err error) {
 	}
 	t = &template{
 		helpers:   w.helpers,
+		runs:      w.runs,
 		format:    contentFormat(nodes),
 		names:     undeclared(nodes),
 		clock:     w.clock,
@@ -73,7 +75,7 @@ func (t *template) usesClock() bool { return t.clock }
 func (t *template) render(vars map[string]jinja.Value, now time.Time) (text string, err error) {
 	r, _ := t.renders.Get().(*rendering)
 	if r == nil {
-		r = newRendering(t.helpers)
+		r = newRendering(t.helpers, t.runs)
 	}
 	defer func() {
 		if p := recover(); p != nil {
@@ -87,19 +89,31 @@ func (t *template) render(vars map[string]jinja.Value, now time.Time) (text stri
 			r.vars[rename(name)] = v
 		}
 	}
-	text, err = t.library.RenderValues(r.vars)
+	rest, err := t.library.RenderValues(r.vars)
+	if err == nil && rest != "" {
+		err = unfollowed("BUG: text that the library writes by itself")
+	}
+	if err == nil {
+		text = string(r.out)
+	}
 	for name := range vars {
 		if _, taken := t.helpers[name]; !taken {
 			delete(r.vars, rename(name))
 		}
 	}
-	t.renders.Put(r)
+	if cap(r.out) <= maxKept && cap(r.buffer) <= maxKept {
+		clear(r.arguments[:cap(r.arguments)])
+		t.renders.Put(r)
+	}
 	return text, err
 }
 
 // helper is what a rewritten template calls in place of what the library does
 // in another way than Python.
 type helper func(r *rendering, args []jinja.Value, kwargs map[string]jinja.Value) (jinja.Value, error)
+
+// maxKept is how large a buffer is kept for the next render.
+const maxKept = 1 << 20
 
 // What one render may take. A chat of 50,000 messages stays well below it.
 const (
@@ -114,6 +128,8 @@ const (
 type rendering struct {
 	// vars are the helpers, and during a render the request's variables.
 	vars    map[string]jinja.Value
+	runs    [][]segment
+	out     []byte // the text
 	now     time.Time
 	started time.Time
 	checks  int
@@ -121,10 +137,13 @@ type rendering struct {
 	bytes   int
 	calls   int
 	buffer  []byte
+	// arguments is memory for helpEach.
+	arguments []jinja.Value
+	first     bool // see helpFirst
 }
 
-func newRendering(helpers map[string]helper) *rendering {
-	r := &rendering{vars: make(map[string]jinja.Value, len(helpers)+16)}
+func newRendering(helpers map[string]helper, runs [][]segment) *rendering {
+	r := &rendering{runs: runs, vars: make(map[string]jinja.Value, len(helpers)+16)}
 	for name, h := range helpers {
 		callable := name
 		if name == helperDict {
@@ -139,7 +158,8 @@ func newRendering(helpers map[string]helper) *rendering {
 
 func (r *rendering) begin(now time.Time) {
 	r.now, r.started = now, time.Now()
-	r.checks, r.steps, r.bytes, r.calls = 0, 0, 0, 0
+	r.out = r.out[:0]
+	r.checks, r.steps, r.bytes, r.calls, r.first = 0, 0, 0, 0, false
 }
 
 // spend counts steps that are about to be taken.

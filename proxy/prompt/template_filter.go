@@ -46,7 +46,7 @@ func init() {
 		"first":      {filterFirst, anyResult},
 		"float":      {filterFloat, anyResult},
 		"format":     {filterFormat, textResult},
-		"groupby":    {filterGroupby, anyResult},
+		"groupby":    {filterGroupby, iteratorResult},
 		"indent":     {filterIndent, textResult},
 		"int":        {filterInt, anyResult},
 		"items":      {filterItems, iteratorResult},
@@ -769,6 +769,9 @@ func filterUnique(r *rendering, args []jinja.Value, kwargs map[string]jinja.Valu
 	}
 	var out, keys []jinja.Value
 	seen := map[string]bool{}
+	if r.takeFirst() {
+		items = items[:min(1, len(items))]
+	}
 items:
 	for _, item := range items {
 		key, err := r.keyOf(item, a)
@@ -877,6 +880,7 @@ func filterSum(r *rendering, args []jinja.Value, kwargs map[string]jinja.Value) 
 }
 
 func filterBatch(r *rendering, args []jinja.Value, kwargs map[string]jinja.Value) (jinja.Value, error) {
+	r.takeFirst()
 	items, a, err := r.iterable("batch", args, kwargs, "linecount", "fill_with")
 	if err != nil {
 		return jinja.None(), err
@@ -905,6 +909,7 @@ func filterBatch(r *rendering, args []jinja.Value, kwargs map[string]jinja.Value
 }
 
 func filterSlice(r *rendering, args []jinja.Value, kwargs map[string]jinja.Value) (jinja.Value, error) {
+	r.takeFirst()
 	items, a, err := r.iterable("slice", args, kwargs, "slices", "fill_with")
 	if err != nil {
 		return jinja.None(), err
@@ -1028,6 +1033,7 @@ func filterJoin(r *rendering, args []jinja.Value, kwargs map[string]jinja.Value)
 }
 
 func filterMap(r *rendering, args []jinja.Value, kwargs map[string]jinja.Value) (jinja.Value, error) {
+	first := r.takeFirst()
 	if !args[0].IsTruthy() {
 		return jinja.NewList(nil), nil
 	}
@@ -1051,6 +1057,9 @@ func filterMap(r *rendering, args []jinja.Value, kwargs map[string]jinja.Value) 
 		for i, item := range items {
 			if out[i], err = r.path(item, a["attribute"], missing); err != nil {
 				return jinja.None(), err
+			}
+			if first {
+				return jinja.NewList(out[:1]), nil
 			}
 		}
 		return jinja.NewList(out), nil
@@ -1076,6 +1085,9 @@ func filterMap(r *rendering, args []jinja.Value, kwargs map[string]jinja.Value) 
 		if out[i], err = f.apply(r, append([]jinja.Value{item}, args[2:]...), kwargs); err != nil {
 			return jinja.None(), err
 		}
+		if first {
+			return jinja.NewList(out[:1]), nil
+		}
 	}
 	return jinja.NewList(out), nil
 }
@@ -1083,6 +1095,7 @@ func filterMap(r *rendering, args []jinja.Value, kwargs map[string]jinja.Value) 
 // picker is for select, reject, selectattr and rejectattr.
 func picker(byAttribute, want bool) filter {
 	return func(r *rendering, args []jinja.Value, kwargs map[string]jinja.Value) (jinja.Value, error) {
+		first := r.takeFirst()
 		if !args[0].IsTruthy() {
 			return jinja.NewList(nil), nil
 		}
@@ -1121,6 +1134,9 @@ func picker(byAttribute, want bool) filter {
 			}
 			if passed == want {
 				out = append(out, item)
+				if first {
+					break
+				}
 			}
 		}
 		return jinja.NewList(out), nil

@@ -2,6 +2,7 @@ package prompt
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/ardanlabs/jinja"
 )
@@ -43,33 +44,105 @@ func helpUp(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.V
 // helpIterate returns the list that a loop goes through, and counts its
 // iterations. pairs is how many variables the loop unpacks an item to, 0 when
 // it does not.
-func helpIterate(weight, pairs int) helper {
+func helpIterate(pairs int) helper {
 	return func(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
-		v := args[0]
-		if v.IsString() && len(v.AsString())/4 > maxSteps/weight {
-			return v, unfollowed("a loop over a string that long")
-		}
-		items, err := itemsOf(v)
-		if err != nil {
-			return v, err
-		}
-		if err := r.spend(len(items) * weight); err != nil {
-			return v, err
-		}
-		if pairs == 0 {
-			if v.IsList() {
-				return v, nil
-			}
+		items, err := r.loopOver(args[0])
+		switch {
+		case err != nil:
+			return args[0], err
+		case pairs == 0 && args[0].IsList():
+			return args[0], nil
+		case pairs == 0:
 			return jinja.NewList(items), nil
 		}
 		unpacked := make([]jinja.Value, len(items))
 		for i, item := range items {
 			if unpacked[i], err = unpack(item, pairs); err != nil {
-				return v, err
+				return args[0], err
 			}
 		}
 		return jinja.NewList(unpacked), nil
 	}
+}
+
+// loopOver returns what a loop goes through, and counts its iterations.
+func (r *rendering) loopOver(v jinja.Value) ([]jinja.Value, error) {
+	if v.IsString() && len(v.AsString())/4 > maxSteps {
+		return nil, unfollowed("a loop over a string that long")
+	}
+	items, err := itemsOf(v)
+	if err != nil {
+		return nil, err
+	}
+	return items, r.spend(len(items))
+}
+
+// helpEach goes through a loop whose body is the call block: it is given the
+// item, or its parts, and then the fields of "loop" that it uses.
+func helpEach(pairs int, fields []string) helper {
+	return func(r *rendering, args []jinja.Value, kwargs map[string]jinja.Value) (jinja.Value, error) {
+		items, err := r.loopOver(args[0])
+		if err != nil {
+			return args[0], err
+		}
+		body := kwargs["caller"].AsCallable().Fn
+		loop := jinja.NewDict()
+		set := loop.AsDict().Data
+		for i, item := range items {
+			for _, field := range fields {
+				set[field] = loopField(field, i, items)
+			}
+			// The library keeps nothing of the arguments beyond the call, but
+			// what they hold.
+			given := append(r.arguments[:0], item)
+			if pairs > 0 {
+				if item, err = unpack(item, pairs); err != nil {
+					return item, err
+				}
+				given = append(given[:0], item.AsList().Items...)
+			}
+			if len(fields) > 0 {
+				given = append(given, loop)
+			}
+			r.arguments = given
+			if _, err := body(given, nil); err != nil {
+				return item, err
+			}
+			if err := r.check(); err != nil {
+				return item, err
+			}
+		}
+		return jinja.Undefined(), nil
+	}
+}
+
+func loopField(name string, i int, items []jinja.Value) jinja.Value {
+	n := len(items)
+	switch name {
+	case "index":
+		return jinja.NewInt(int64(i + 1))
+	case "index0":
+		return jinja.NewInt(int64(i))
+	case "revindex":
+		return jinja.NewInt(int64(n - i))
+	case "revindex0":
+		return jinja.NewInt(int64(n - i - 1))
+	case "length":
+		return jinja.NewInt(int64(n))
+	case "first":
+		return jinja.NewBool(i == 0)
+	case "last":
+		return jinja.NewBool(i == n-1)
+	case "previtem":
+		if i > 0 {
+			return items[i-1]
+		}
+	case "nextitem":
+		if i < n-1 {
+			return items[i+1]
+		}
+	}
+	return jinja.Undefined()
 }
 
 // unpack returns a list of n values that item yields.
@@ -100,29 +173,60 @@ func helpUnpack(n int) helper {
 	}
 }
 
-// helpPrint returns what the library prints as Python prints the value.
-func helpPrint(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
-	v := args[0]
-	switch {
-	case v.IsString():
-		return v, r.grow(len(v.AsString()))
-	case v.IsInt(), v.IsBool(), v.IsNone(), v.IsUndefined():
-		return v, nil
-	}
-	s, err := textOf(v)
-	if err != nil {
-		return v, err
-	}
-	return jinja.NewString(s), r.grow(len(s))
+// helpWrite writes the run that args[0] numbers, with the arguments that
+// follow.
+func helpWrite(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
+	var err error
+	r.out, err = r.appendRun(r.out, args)
+	return jinja.Undefined(), err
 }
 
-// helpText returns a string, and fails for anything else as adding it to a
-// string does.
+// helpText returns what helpWrite writes.
 func helpText(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
-	if !args[0].IsString() {
-		return args[0], errOperand("+", jinja.NewString(""), args[0])
+	b, err := r.appendRun(r.buffer[:0], args)
+	r.buffer = b
+	return jinja.NewString(string(b)), err
+}
+
+func (r *rendering) appendRun(b []byte, args []jinja.Value) (_ []byte, err error) {
+	before := len(b)
+	run := r.runs[args[0].AsInt()]
+	args = args[1:]
+	for i := range run {
+		s := &run[i]
+		if !s.argument {
+			b = append(b, s.text...)
+			continue
+		}
+		v := args[0]
+		args = args[1:]
+		switch {
+		case v.IsString():
+			b = append(b, v.AsString()...)
+		case s.onlyText:
+			return b, errOperand("+", jinja.NewString(""), v)
+		default:
+			if b, err = appendText(b, v); err != nil {
+				return b, err
+			}
+		}
 	}
-	return args[0], r.grow(len(args[0].AsString()))
+	return b, r.grow(len(b) - before)
+}
+
+// helpFirst tells the filter that it is the input of that only the first item
+// is wanted: Python does not compute more.
+func helpFirst(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
+	r.first = true
+	return args[0], nil
+}
+
+// takeFirst reports whether only the first item is wanted of what a filter
+// computes.
+func (r *rendering) takeFirst() bool {
+	first := r.first
+	r.first = false
+	return first
 }
 
 // helpReversed returns what the filter reverse makes of a string. Of anything
@@ -170,6 +274,18 @@ func helpAdd(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.
 		}
 	}
 	return total, nil
+}
+
+// helpAddMarkup adds the strings behind args[0], which tells which of them may be
+// marked as safe.
+func helpAddMarkup(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
+	at := int(args[0].AsInt())
+	for i, v := range args[1:] {
+		if i != at && (!v.IsString() || strings.ContainsAny(v.AsString(), `&<>'"`)) {
+			return v, unfollowed("a sum of a value marked as safe and one that is to be escaped")
+		}
+	}
+	return helpAdd(r, args[1:], nil)
 }
 
 func helpConcat(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
@@ -248,10 +364,8 @@ func helpDefined(_ *rendering, args []jinja.Value, _ map[string]jinja.Value) (ji
 	return args[0], nil
 }
 
-func helpAttr(name string) helper {
-	return func(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
-		return r.attribute(args[0], name)
-	}
+func helpAttr(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
+	return r.attribute(args[0], args[1].AsString())
 }
 
 func helpItem(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
@@ -269,10 +383,8 @@ func helpSlice(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinj
 	return v, r.grow(len(v.AsString()))
 }
 
-func helpCall(name string) helper {
-	return func(r *rendering, args []jinja.Value, kwargs map[string]jinja.Value) (jinja.Value, error) {
-		return r.call(args[0], name, args[1:], kwargs)
-	}
+func helpCall(r *rendering, args []jinja.Value, kwargs map[string]jinja.Value) (jinja.Value, error) {
+	return r.call(args[0], args[1].AsString(), args[2:], kwargs)
 }
 
 func helpTest(name string) helper {

@@ -54,14 +54,12 @@ func (r *rendering) toJSON(args []jinja.Value, kwargs map[string]jinja.Value) (j
 		style.item, style.key = items[0].AsString(), items[1].AsString()
 	}
 	style.ascii, style.sorted = a.flag("ensure_ascii"), a.flag("sort_keys")
-	before := len(r.buffer)
-	b, err := style.append(r.buffer, a["x"], 0)
-	r.buffer = b[:before]
+	b, err := style.append(r.buffer[:0], a["x"], 0)
+	r.buffer = b
 	if err != nil {
 		return jinja.None(), err
 	}
-	text := string(b[before:])
-	return jinja.NewString(text), r.grow(len(text))
+	return jinja.NewString(string(b)), r.grow(len(b))
 }
 
 func (s *jsonStyle) newline(b []byte, depth int) []byte {
@@ -148,7 +146,7 @@ func appendJSONString(b []byte, s string, ascii bool) []byte {
 	start := 0
 	for i := 0; i < len(s); {
 		c := s[i]
-		if c >= ' ' && c != '"' && c != '\\' && (c < utf8.RuneSelf || !ascii) {
+		if c >= ' ' && c != '"' && c != '\\' && (c < 0x7f || !ascii) {
 			i++
 			continue
 		}

@@ -31,6 +31,9 @@ func names(list string) map[string]bool {
 	return set
 }
 
+// unfollowedMethods are refused when a template is compiled.
+var unfollowedMethods = names("encode expandtabs format_map fromkeys maketrans translate")
+
 // isTypeAttribute reports whether values of some type have the attribute, so
 // that value.name may be something other than what value holds.
 func isTypeAttribute(name string) bool {
@@ -464,9 +467,18 @@ func hasSpecialCase(c rune) bool {
 	return false
 }
 
+// hasSpecialLower is hasSpecialCase for lower case alone.
+func hasSpecialLower(c rune) bool {
+	return c == 0x130 || c == 0x3a3 || unicode.ToLower(c) != c && c >= 0x370 && hasSpecialCase(c)
+}
+
 // changeCase is for upper, lower, title, capitalize, swapcase and casefold.
 func changeCase(s, name string) (string, error) {
-	if strings.IndexFunc(s, hasSpecialCase) >= 0 || name == "casefold" && !isASCII(s) {
+	special := hasSpecialCase
+	if name == "lower" {
+		special = hasSpecialLower
+	}
+	if strings.IndexFunc(s, special) >= 0 || name == "casefold" && !isASCII(s) {
 		return "", unfollowed("the case of an unusual letter")
 	}
 	switch name {

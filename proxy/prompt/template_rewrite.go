@@ -18,10 +18,10 @@ type rewriter struct {
 	clock   bool
 
 	// What is assigned anywhere in the template, by name.
-	macros     map[string]*node // defined once, and never anything else
-	namespaces map[string]bool  // only ever namespace(...)
-	assigned   map[string]bool  // by set or as a parameter
-	markup     map[string]bool  // a value marked as safe
+	macros     map[string]*node          // defined once, and never anything else
+	namespaces map[*node]map[string]bool // only ever namespace(...), by macro
+	assigned   map[string]bool           // by set or as a parameter
+	markup     map[string]bool           // a value marked as safe
 	// given are the macros' parameters that are given namespaces.
 	given map[*node]map[string]bool
 	// passed are how many arguments the call blocks of a macro take.
@@ -36,6 +36,13 @@ type rewriter struct {
 	set      map[string]bool // namespaces that are sure to be assigned
 	temps    int
 	depth    int
+	// run is what is to be written next, with the arguments printed; runs are
+	// those before. captured counts the blocks around whose text the library
+	// gathers.
+	run      []segment
+	printed  []string
+	runs     [][]segment
+	captured int
 	// mayBeMarkup is whether the expression that is written next may be marked
 	// as safe, without its use telling that from a string.
 	mayBeMarkup bool
@@ -45,9 +52,8 @@ type rewriter struct {
 type binding struct {
 	name string
 	// definite is whether it is never undefined; loop whether it is a loop's
-	// variable "loop", with weight being what an iteration counts for.
+	// variable "loop", whose items are unpacked to so many variables.
 	definite, loop bool
-	weight         int
 	pairs          int
 	// namespace is whether it is a parameter that is always given one.
 	namespace bool
@@ -91,33 +97,19 @@ func rename(name string) string {
 
 func newRewriter(nodes []*node) *rewriter {
 	w := &rewriter{
-		helpers: map[string]helper{}, macros: map[string]*node{}, namespaces: map[string]bool{},
+		helpers: map[string]helper{}, macros: map[string]*node{}, namespaces: map[*node]map[string]bool{},
 		assigned: map[string]bool{}, passed: map[string][]int{}, set: map[string]bool{},
 		markup: map[string]bool{}, given: map[*node]map[string]bool{},
 	}
-	others := map[string]bool{} // bound as neither a macro nor a namespace
 	twice := map[string]bool{}
-	bind := func(e *expr) {
-		e.walk(func(e *expr) {
-			if e.kind == exprName {
-				others[e.name] = true
-			}
-		})
-	}
 	walkNodes(nodes, func(n *node) {
 		switch n.kind {
-		case nodeSet:
-			if n.target.kind == exprName && isCallOf(n.expr, "namespace") {
-				w.namespaces[n.target.name] = true
-			} else {
-				bind(n.target)
-			}
-			n.target.walk(func(e *expr) { w.assigned[e.name] = true })
-		case nodeSetBlock, nodeFor:
-			bind(n.target)
-			if n.kind == nodeSetBlock {
-				w.assigned[n.target.name] = true
-			}
+		case nodeSet, nodeSetBlock:
+			n.target.walk(func(e *expr) {
+				if e.kind == exprName {
+					w.assigned[e.name] = true
+				}
+			})
 		case nodeMacro:
 			twice[n.name] = twice[n.name] || w.macros[n.name] != nil
 			w.macros[n.name] = n
@@ -132,23 +124,68 @@ func newRewriter(nodes []*node) *rewriter {
 			w.passed[name] = append(w.passed[name], len(n.params))
 		}
 	}, nil)
-	for name := range w.namespaces {
-		if others[name] || w.macros[name] != nil {
-			delete(w.namespaces, name)
-			others[name] = true
-		}
-	}
 	for name := range w.macros {
-		if others[name] || twice[name] {
+		if w.assigned[name] || twice[name] {
 			delete(w.macros, name)
 			w.assigned[name] = true
 		}
 	}
+	w.findNamespaces(nil, nodes)
 	for w.findMarkup(nodes) {
 	}
 	for w.findGiven(nodes) {
 	}
 	return w
+}
+
+// findNamespaces notes the variables that nodes, which are in a macro or
+// outside of all, only ever assign a namespace. What is assigned in a macro is
+// its own.
+func (w *rewriter) findNamespaces(in *node, nodes []*node) {
+	found, others := map[string]bool{}, map[string]bool{}
+	var collect func([]*node)
+	collect = func(nodes []*node) {
+		for _, n := range nodes {
+			switch {
+			case n.kind == nodeMacro:
+				w.findNamespaces(n, n.body)
+				continue
+			case n.kind == nodeSet && n.target.kind == exprName && isCallOf(n.expr, "namespace"):
+				found[n.target.name] = true
+			case n.kind == nodeSet, n.kind == nodeSetBlock:
+				n.target.walk(func(e *expr) {
+					if e.kind == exprName {
+						others[e.name] = true
+					}
+				})
+			}
+			collect(n.body)
+			collect(n.elifs)
+			collect(n.orElse)
+		}
+	}
+	collect(nodes)
+	own := map[string]bool{} // false for what is something else here
+	for name := range found {
+		own[name] = !others[name] && !isParameter(in, name)
+	}
+	for name := range others {
+		own[name] = false
+	}
+	w.namespaces[in] = own
+}
+
+// holdsNamespace reports whether a variable that no loop binds holds a
+// namespace in a macro, or outside of all.
+func (w *rewriter) holdsNamespace(in *node, name string) bool {
+	if own, ok := w.namespaces[in][name]; ok {
+		return own
+	}
+	return !isParameter(in, name) && w.namespaces[nil][name]
+}
+
+func isCallOf(e *expr, name string) bool {
+	return e.kind == exprCall && e.args[0].kind == exprName && e.args[0].name == name
 }
 
 // findMarkup notes the variables that are assigned something marked as safe. It
@@ -171,6 +208,8 @@ func (w *rewriter) isMarkup(e *expr) bool {
 		return w.markup[e.name]
 	case exprFilter:
 		return e.name == "safe" || e.name == "string" && w.isMarkup(e.args[0])
+	case exprBinary:
+		return e.name == "+" && slices.ContainsFunc(e.args, w.isMarkup)
 	case exprCond, exprAnd, exprOr:
 		return slices.ContainsFunc(e.args, func(e *expr) bool { return e != nil && w.isMarkup(e) })
 	}
@@ -191,7 +230,7 @@ func (w *rewriter) findGiven(nodes []*node) (more bool) {
 					continue
 				}
 				name := macro.params[i].name
-				if (w.given[in][a.name] || w.namespaces[a.name] && !isParameter(in, a.name)) && !w.given[macro][name] {
+				if (w.given[in][a.name] || w.holdsNamespace(in, a.name)) && !w.given[macro][name] {
 					if w.given[macro] == nil {
 						w.given[macro] = map[string]bool{}
 					}
@@ -230,7 +269,7 @@ func (w *rewriter) isNamespace(e *expr) bool {
 	if b := w.find(e.name); b != nil {
 		return b.namespace
 	}
-	return w.namespaces[e.name]
+	return w.holdsNamespace(w.inMacro, e.name)
 }
 
 // macro returns the macro that e names, nil for none.
@@ -239,10 +278,6 @@ func (w *rewriter) macro(e *expr) *node {
 		return nil
 	}
 	return w.macros[e.name]
-}
-
-func isCallOf(e *expr, name string) bool {
-	return e.kind == exprCall && e.args[0].kind == exprName && e.args[0].name == name
 }
 
 func (w *rewriter) rewrite(nodes []*node) (err error) {
@@ -256,6 +291,7 @@ func (w *rewriter) rewrite(nodes []*node) (err error) {
 		}
 	}()
 	w.nodes(nodes, true)
+	w.flush()
 	return nil
 }
 
@@ -272,67 +308,62 @@ func (w *rewriter) helper(name string, h helper) string {
 
 // tag writes a statement that takes no white space with it.
 func (w *rewriter) tag(format string, args ...any) {
+	w.flush()
 	w.out.WriteString("{%+ ")
 	fmt.Fprintf(&w.out, format, args...)
 	w.out.WriteString(" +%}")
 }
 
-// value writes an output whose text is the library's.
-func (w *rewriter) value(e string) {
+// evaluate writes an expression whose value is of no interest.
+func (w *rewriter) evaluate(e string) {
+	w.flush()
 	w.out.WriteString("{{ " + e + " }}")
 }
 
-// longText is how much text may stand in a loop's body without being counted
-// by itself.
-const longText = 512
+// segment is part of a run: what a template writes in one go.
+type segment struct {
+	text string // what is written, unless it is an argument
+	// argument is whether the next argument is written instead; onlyText
+	// whether that must be a string, as it is added to one.
+	argument, onlyText bool
+}
 
+// text writes s.
 func (w *rewriter) text(s string) {
-	switch {
-	case s == "":
-	case len(s) > longText && (len(w.bindings) > 0 || w.inMacro != nil):
-		v := jinja.NewString(s)
-		w.value(w.helper("text"+strconv.Itoa(w.temp()), func(r *rendering, _ []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
-			return v, r.grow(len(s))
-		}) + "()")
-	case strings.Contains(s, "{"):
-		w.value(literal(s))
-	default:
-		w.out.WriteString(s)
+	if s == "" {
+		return
 	}
+	if n := len(w.run); n > 0 && !w.run[n-1].argument {
+		w.run[n-1].text += s
+		return
+	}
+	w.run = append(w.run, segment{text: s})
+}
+
+// print writes what an expression of the library's yields.
+func (w *rewriter) print(e string, onlyText bool) {
+	w.run = append(w.run, segment{argument: true, onlyText: onlyText})
+	w.printed = append(w.printed, e)
+}
+
+// flush writes the run that has been gathered. Outside of what is captured the
+// text goes straight to the rendering, and the library writes nothing.
+func (w *rewriter) flush() {
+	if len(w.run) == 0 {
+		return
+	}
+	name := w.helper("write", helpWrite)
+	if w.captured > 0 {
+		name = w.helper("text", helpText)
+	}
+	w.out.WriteString("{{ " + strings.Join(append([]string{name + "(" + strconv.Itoa(len(w.runs))}, w.printed...), ", ") + ") }}")
+	w.runs = append(w.runs, w.run)
+	w.run, w.printed = nil, nil
 }
 
 func (w *rewriter) temp() int {
 	w.temps++
 	return w.temps
-}
-
-// weight is what an iteration over nodes counts for: it may write so much text
-// that is not counted by itself.
-func weight(nodes []*node) int {
-	bytes := 0
-	var count func([]*node)
-	count = func(nodes []*node) {
-		for _, n := range nodes {
-			if len(n.text) <= longText {
-				bytes += len(n.text)
-			}
-			bytes += 16
-			if n.kind == nodeOutput {
-				n.expr.walk(func(e *expr) {
-					if s, ok := e.value.(string); ok {
-						bytes += min(len(s), longText)
-					}
-				})
-			}
-			if n.kind != nodeFor {
-				count(n.body)
-				count(n.elifs)
-				count(n.orElse)
-			}
-		}
-	}
-	count(nodes)
-	return 1 + bytes/256
 }
 
 func (w *rewriter) nodes(nodes []*node, root bool) {
@@ -393,11 +424,7 @@ func (w *rewriter) node(n *node, root bool) {
 		w.nested--
 		w.tag("endcall")
 	case nodeGeneration:
-		w.tag("call %s()", w.helper("with", helpWith))
-		w.nested++
-		w.within(n.body, false)
-		w.nested--
-		w.tag("endcall")
+		w.scoped(n.body)
 	case nodeBreak, nodeContinue:
 		if w.loops == 0 {
 			w.refuse(n.line, "break or continue outside of a loop's own body")
@@ -428,19 +455,35 @@ func (w *rewriter) filterChain(e *expr) func(string) string {
 // capture writes nodes so that their text, in a scope of their own, goes
 // through filters and is then written.
 func (w *rewriter) capture(nodes []*node, chain func(string) string) {
+	name := w.gather(func() { w.scoped(nodes) })
+	w.print(chain(name), true)
+}
+
+// gather writes a block whose text the library gathers in a variable, and
+// returns its name.
+func (w *rewriter) gather(write func()) string {
 	name := fmt.Sprintf("__body%d", w.temp())
+	w.gatherTo(name, write)
+	return name
+}
+
+func (w *rewriter) gatherTo(name string, write func()) {
 	w.tag("set %s", name)
+	w.captured++
+	write()
+	w.flush()
+	w.captured--
+	w.tag("endset")
+}
+
+// scoped writes nodes in a scope of their own.
+func (w *rewriter) scoped(nodes []*node) {
 	w.tag("call %s()", w.helper("with", helpWith))
 	w.nested++
 	w.within(nodes, false)
 	w.nested--
 	w.tag("endcall")
-	w.tag("endset")
-	w.value(w.printed(chain(name)))
 }
-
-// printed returns what writes a value as Python prints it.
-func (w *rewriter) printed(e string) string { return w.helper("print", helpPrint) + "(" + e + ")" }
 
 func (w *rewriter) ifNode(n *node) {
 	soft := w.soft
@@ -460,7 +503,7 @@ func (w *rewriter) ifNode(n *node) {
 }
 
 func (w *rewriter) forNode(n *node) {
-	bound := binding{name: "loop", loop: true, definite: true, weight: weight(n.body)}
+	bound := binding{name: "loop", loop: true, definite: true}
 	var targets []*expr
 	switch n.target.kind {
 	case exprName:
@@ -483,24 +526,26 @@ func (w *rewriter) forNode(n *node) {
 		names = append(names, binding{name: t.name, definite: definite && !w.assigned[t.name]})
 		spelled = append(spelled, rename(t.name))
 	}
-	if len(targets) == 0 {
-		w.refuse(n.line, "a loop without variables")
+	if len(targets) == 0 || len(targets) == 1 && n.target.kind == exprTuple {
+		w.refuse(n.line, "a loop that unpacks to one variable")
+	}
+	if isGroups(n.expr) && len(targets) != 2 {
+		w.refuse(n.line, "a group that is not unpacked")
 	}
 	soft := w.soft
 	w.soft = false
 	iterable := w.iterate(n.expr, bound)
 	target := strings.Join(spelled, ", ")
-	if len(targets) == 1 && n.target.kind == exprTuple || len(targets) > 2 {
+	if len(targets) > 2 {
 		target = fmt.Sprintf("__item%d", w.temp())
 	}
-	if bound.pairs > 0 && !isPairs(n.expr) {
-		for _, b := range n.body {
-			walkNodes([]*node{b}, func(n *node) {
-				if n.kind == nodeBreak {
-					w.refuse(n.line, "a break in a loop that unpacks")
-				}
-			}, nil)
-		}
+	if bound.pairs > 0 && !isPairs(n.expr) || w.iterates(n.expr) == generator {
+		// Python would not see what is wrong with an item behind the break.
+		walkNodes(n.body, func(n *node) {
+			if n.kind == nodeBreak {
+				w.refuse(n.line, "a break in a loop that unpacks or computes its items")
+			}
+		}, nil)
 	}
 	test := ""
 	if n.test != nil {
@@ -517,25 +562,83 @@ func (w *rewriter) forNode(n *node) {
 		test = " if " + w.expr(n.test)
 		w.bindings = w.bindings[:before]
 	}
-	recursive := ""
-	if n.recursive {
-		recursive = " recursive"
+	if fields, ok := w.loopFields(n); ok {
+		w.each(n, spelled, fields, names)
+		w.soft = soft
+		return
 	}
-	w.tag("for %s in %s%s%s", target, iterable, test, recursive)
-	if target != strings.Join(spelled, ", ") {
-		for i, name := range spelled {
-			w.tag("set %s = %s[%d]", name, target, i)
+	write := func() {
+		recursive := ""
+		if n.recursive {
+			recursive = " recursive"
 		}
+		w.tag("for %s in %s%s%s", target, iterable, test, recursive)
+		if target != strings.Join(spelled, ", ") {
+			for i, name := range spelled {
+				w.tag("set %s = %s[%d]", name, target, i)
+			}
+		}
+		w.loops++
+		w.within(n.body, true, names...)
+		w.loops--
+		if n.orElse != nil {
+			w.tag("else")
+			w.within(n.orElse, true)
+		}
+		w.tag("endfor")
 	}
-	w.loops++
-	w.within(n.body, true, names...)
-	w.loops--
-	if n.orElse != nil {
-		w.tag("else")
-		w.within(n.orElse, true)
+	if n.recursive {
+		w.print(w.gather(write), true)
+	} else {
+		write()
 	}
-	w.tag("endfor")
 	w.soft = soft
+}
+
+// loopFields returns which fields of "loop" a loop's body uses. ok is false
+// when the loop must be one of the library's: it does more, or the library
+// gathers its text.
+func (w *rewriter) loopFields(n *node) (fields []string, ok bool) {
+	if w.captured > 0 || n.recursive || n.test != nil || n.orElse != nil {
+		return nil, false
+	}
+	ok = true
+	mentioned, asField := 0, 0
+	walkNodes(n.body, func(n *node) {
+		ok = ok && n.kind != nodeBreak && n.kind != nodeContinue
+	}, func(e *expr) {
+		if e.kind == exprName && e.name == "loop" {
+			mentioned++
+		}
+		if e.kind == exprAttr && e.args[0].kind == exprName && e.args[0].name == "loop" {
+			if _, known := loopFields[e.name]; known && e.name != "depth" && e.name != "depth0" {
+				asField++
+				if !slices.Contains(fields, e.name) {
+					fields = append(fields, e.name)
+				}
+			}
+		}
+	})
+	return fields, ok && mentioned == asField
+}
+
+// each writes a loop as a call block, which does less for each item than a loop
+// of the library's.
+func (w *rewriter) each(n *node, targets, fields []string, bound []binding) {
+	helper := "each"
+	if len(targets) > 1 {
+		helper += strconv.Itoa(len(targets))
+	}
+	if len(fields) > 0 {
+		slices.Sort(fields)
+		targets = append(targets, "loop")
+	}
+	helper = w.helper(strings.Join(append([]string{helper}, fields...), "_"), helpEach(bound[0].pairs, fields))
+	w.tag("call(%s) %s(%s)", strings.Join(targets, ", "), helper, w.iterator(n.expr))
+	w.nested++
+	w.within(n.body, false, bound...)
+	w.nested--
+	w.tag("endcall")
 }
 
 // isPairs reports whether an expression yields pairs only.
@@ -544,13 +647,17 @@ func isPairs(e *expr) bool {
 		e.kind == exprFilter && (e.name == "items" || e.name == "dictsort")
 }
 
+// isGroups reports whether e yields what groupby returns: pairs that have
+// names for their parts.
+func isGroups(e *expr) bool { return e.kind == exprFilter && e.name == "groupby" }
+
 // iterate returns an expression for what a loop goes through.
 func (w *rewriter) iterate(e *expr, loop binding) string {
-	name := fmt.Sprintf("iterate%d", loop.weight)
+	name := "iterate"
 	if loop.pairs > 0 {
-		name += fmt.Sprintf("by%d", loop.pairs)
+		name += strconv.Itoa(loop.pairs)
 	}
-	return w.helper(name, helpIterate(loop.weight, loop.pairs)) + "(" + w.iterator(e) + ")"
+	return w.helper(name, helpIterate(loop.pairs)) + "(" + w.iterator(e) + ")"
 }
 
 // yieldsUndefined reports whether iterating over e may yield undefined values.
@@ -585,7 +692,7 @@ func (w *rewriter) setNode(n *node, root bool) {
 		if b := w.find(name); b != nil && b.namespace {
 			w.refuse(n.line, "an assignment to a parameter that holds a namespace")
 		}
-		if isCallOf(n.expr, "namespace") && w.namespaces[name] {
+		if isCallOf(n.expr, "namespace") && w.find(name) == nil && w.holdsNamespace(w.inMacro, name) {
 			call := n.expr
 			if len(call.args) > 1 || call.star != nil || call.starStar != nil {
 				w.refuse(n.line, "a namespace made of something else")
@@ -620,13 +727,7 @@ func (w *rewriter) setBlock(n *node) {
 	}
 	name := n.target.name
 	w.checkAssigned(name, n.line)
-	w.tag("set %s", rename(name))
-	w.tag("call %s()", w.helper("with", helpWith))
-	w.nested++
-	w.within(n.body, false)
-	w.nested--
-	w.tag("endcall")
-	w.tag("endset")
+	w.gatherTo(rename(name), func() { w.scoped(n.body) })
 	if n.expr != nil {
 		w.tag("set %s = %s", rename(name), w.filterChain(n.expr)(rename(name)))
 	}
@@ -658,9 +759,12 @@ func (w *rewriter) macroNode(n *node) {
 		params = append(params, spelled)
 	}
 	w.tag("macro %s(%s)", rename(n.name), strings.Join(params, ", "))
-	w.value(w.helper("enter", helpEnter) + "()")
+	w.evaluate(w.helper("enter", helpEnter) + "()")
+	w.captured++
 	w.within(n.body, false, bound...)
-	w.value(w.helper("leave", helpLeave) + "()")
+	w.flush()
+	w.captured--
+	w.evaluate(w.helper("leave", helpLeave) + "()")
 	w.tag("endmacro")
 	w.inMacro, w.soft = nil, soft
 }
@@ -685,14 +789,15 @@ func (w *rewriter) callNode(n *node) {
 	}
 	call := w.macroCall(n.expr, macro)
 	if len(params) > 0 {
-		w.tag("call(%s) %s", strings.Join(params, ", "), call)
-	} else {
-		w.tag("call %s", call)
+		call = "(" + strings.Join(params, ", ") + ") " + call
 	}
-	w.nested++
-	w.within(n.body, false, bound...)
-	w.nested--
-	w.tag("endcall")
+	w.print(w.gather(func() {
+		w.tag("call %s", call)
+		w.nested++
+		w.within(n.body, false, bound...)
+		w.nested--
+		w.tag("endcall")
+	}), true)
 }
 
 // checkName refuses names that cannot be told from ours or the library's.
@@ -739,7 +844,7 @@ func (w *rewriter) output(e *expr) {
 		w.soft = soft
 		return
 	case exprBinary:
-		if operands := sum(e); operands != nil && w.isText(operands) {
+		if operands := sum(e); operands != nil && w.isText(operands) && !w.isMarkup(e) {
 			for _, part := range operands {
 				w.textOutput(part)
 			}
@@ -751,11 +856,7 @@ func (w *rewriter) output(e *expr) {
 			return
 		}
 	}
-	if w.kind(e) != kindAny {
-		w.value(w.markupExpr(e))
-		return
-	}
-	w.value(w.printed(w.markupExpr(e)))
+	w.print(w.markupExpr(e), false)
 }
 
 // isSafe reports whether e is the filter safe. What it returns is written like
@@ -774,14 +875,14 @@ func (w *rewriter) markupExpr(e *expr) string {
 // string.
 func (w *rewriter) textOutput(e *expr) {
 	switch {
-	case e.kind == exprBinary && w.kind(e) == kindText:
+	case e.kind == exprBinary && w.kind(e) == kindText && !w.isMarkup(e):
 		for _, part := range sum(e) {
 			w.textOutput(part)
 		}
 	case w.kind(e) == kindText:
 		w.output(e)
 	default:
-		w.value(w.helper("onlytext", helpText) + "(" + w.expr(e) + ")")
+		w.print(w.expr(e), true)
 	}
 }
 
@@ -1043,7 +1144,7 @@ func (w *rewriter) attr(e *expr) string {
 	if object.kind == exprName && w.definite(object) && !isTypeAttribute(e.name) {
 		return w.expr(object) + "." + e.name
 	}
-	return w.helper("attr_"+e.name, helpAttr(e.name)) + "(" + w.expr(object) + ")"
+	return w.helper("attr", helpAttr) + "(" + w.expr(object) + ", " + literal(e.name) + ")"
 }
 
 func (w *rewriter) namespace(object *expr, name string) string {
@@ -1058,6 +1159,16 @@ func (w *rewriter) namespace(object *expr, name string) string {
 func (w *rewriter) item(e *expr) string {
 	object, key := e.args[0], e.args[1]
 	if key.kind == exprSlice {
+		// Jinja computes slices of constants beforehand, where errors are
+		// undefined values.
+		if _, text := object.value.(string); object.kind == exprConst && !text {
+			w.refuse(e.line, "a slice of such a constant")
+		}
+		for _, bound := range key.args {
+			if bound != nil && bound.kind == exprConst && bound.value != nil && w.kind(bound) != kindCount && w.kind(bound) != kindBool {
+				w.refuse(e.line, "such a slice")
+			}
+		}
 		bounds := make([]string, 3)
 		for i, bound := range key.args {
 			bounds[i] = "none"
@@ -1068,8 +1179,8 @@ func (w *rewriter) item(e *expr) string {
 		return w.helper("slice", helpSlice) + "(" + w.expr(object) + ", " + strings.Join(bounds, ", ") + ")"
 	}
 	if name, ok := key.value.(string); ok && key.kind == exprConst {
-		if w.isNamespace(object) {
-			w.refuse(e.line, "an item of a namespace")
+		if w.isNamespace(object) && !strings.HasPrefix(name, "_") {
+			return w.namespace(object, name)
 		}
 		if object.kind == exprName && w.definite(object) && !isTypeAttribute(name) {
 			return w.expr(object) + "[" + literal(name) + "]"
@@ -1254,6 +1365,9 @@ func (w *rewriter) methodCall(e, callee *expr) string {
 		}
 		return "loop." + name + "(" + args + ")"
 	}
+	if unfollowedMethods[name] {
+		w.refuse(e.line, "a call of %s", name)
+	}
 	if w.isNamespace(object) || w.macro(object) != nil {
 		w.refuse(e.line, "a call of an attribute of %s", object.name)
 	}
@@ -1263,7 +1377,7 @@ func (w *rewriter) methodCall(e, callee *expr) string {
 	if args != "" {
 		args = ", " + args
 	}
-	return w.helper("call_"+name, helpCall(name)) + "(" + w.expr(object) + args + ")"
+	return w.helper("call", helpCall) + "(" + w.expr(object) + ", " + literal(name) + args + ")"
 }
 
 // iterates is what can be done with what an expression returns.
@@ -1308,6 +1422,11 @@ func (w *rewriter) filterInput(e *expr) string {
 			return w.markupExpr(input)
 		}
 		return w.expr(input)
+	case isGroups(input):
+	case e.name == "first" && w.iterates(input) == generator && input.name != "reverse" && input.name != "items":
+		if w.iterates(input.args[0]) != generator && !isSafe(input) {
+			return w.filterCall(input, w.helper("first", helpFirst)+"("+w.filterInput(input)+")")
+		}
 	case consuming[e.name], w.iterates(input) == view && (e.name == "length" || e.name == "count" || e.name == "last" || e.name == "reverse"):
 		return w.iterator(input)
 	}
@@ -1379,6 +1498,9 @@ func (w *rewriter) test(e *expr) string {
 
 func (w *rewriter) binary(e *expr) string {
 	if operands := sum(e); operands != nil {
+		if w.isMarkup(e) {
+			return w.markupSum(operands)
+		}
 		if len(operands) == 2 && w.kind(e.args[0]) == kindCount && w.kind(e.args[1]) == kindCount {
 			return "(" + w.expr(e.args[0]) + " + " + w.expr(e.args[1]) + ")"
 		}
@@ -1389,6 +1511,20 @@ func (w *rewriter) binary(e *expr) string {
 	}
 	spelled := map[string]string{"-": "subtract", "*": "multiply", "/": "divide", "//": "floor", "%": "modulo", "**": "power"}[e.name]
 	return w.helper(spelled, helpArithmetic(e.name)) + "(" + w.plain(e.args) + ")"
+}
+
+// markupSum adds strings of which one may be marked as safe: Python then escapes
+// the others for HTML, which changes nothing unless they hold such characters.
+func (w *rewriter) markupSum(operands []*expr) string {
+	at := slices.IndexFunc(operands, w.isMarkup)
+	list := []string{strconv.Itoa(at)}
+	for i, e := range operands {
+		if i != at && w.isMarkup(e) {
+			w.refuse(e.line, "a sum of several values marked as safe")
+		}
+		list = append(list, w.markupExpr(e))
+	}
+	return w.helper("add_markup", helpAddMarkup) + "(" + strings.Join(list, ", ") + ")"
 }
 
 func (w *rewriter) compare(e *expr) string {
@@ -1414,20 +1550,25 @@ var comparisonNames = map[string]string{"==": "eq", "!=": "ne", "<": "lt", "<=":
 func (w *rewriter) comparison(op string, a, b *expr) string {
 	left, right := w.kind(a), w.kind(b)
 	native := false
+	operand := w.expr
 	switch op {
 	case "==", "!=":
+		operand = w.markupExpr
 		native = left != kindAny || right != kindAny
 	case "in", "not in":
 		native = left == kindText && right == kindText ||
 			(b.kind == exprList || b.kind == exprTuple) && !slices.ContainsFunc(b.args, func(e *expr) bool { return e.kind != exprConst })
 		if !native {
+			if w.iterates(b) == generator {
+				w.refuse(b.line, "a search in what a filter computes")
+			}
 			return w.helper(comparisonNames[op], helpCompare(op)) + "(" + w.expr(a) + ", " + w.iterator(b) + ")"
 		}
 	default:
 		native = left == kindCount && right == kindCount || left == kindText && right == kindText
 	}
 	if native {
-		return "(" + w.expr(a) + " " + op + " " + w.expr(b) + ")"
+		return "(" + operand(a) + " " + op + " " + operand(b) + ")"
 	}
-	return w.helper(comparisonNames[op], helpCompare(op)) + "(" + w.expr(a) + ", " + w.expr(b) + ")"
+	return w.helper(comparisonNames[op], helpCompare(op)) + "(" + operand(a) + ", " + operand(b) + ")"
 }

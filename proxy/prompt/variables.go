@@ -122,9 +122,17 @@ func (m *Model) variables(r *chatRequest) (map[string]jinja.Value, Reason) {
 		}
 	}
 	for _, name := range []string{"tools", "documents"} {
-		if v, ok := vars[name]; !ok {
+		v, ok := vars[name]
+		switch {
+		case !ok:
 			vars[name] = jinja.None()
-		} else if !v.IsNone() && !isListOfObjects(v) {
+		case v.IsNone(), isListOfObjects(v):
+		case !v.IsTruthy() && (v.IsDict() || v.IsString()):
+			// Python finds nothing in them that is no object.
+			if name == "tools" {
+				vars[name] = jinja.NewList(nil)
+			}
+		default:
 			return nil, Malformed
 		}
 	}

@@ -169,9 +169,9 @@ func (s *addedSearch) candidate() bool {
 }
 
 // find returns the next token and the text it takes. Between two matches, and
-// before and after them, lies text without added tokens. start may lie before
-// the end of the match before it when tokens take spaces in: the text between
-// is empty then.
+// before and after them, lies text without added tokens. start and end may lie
+// before the end of the match before it, when that has taken spaces in: as in the
+// library, the text goes on from end then.
 func (s *addedSearch) find() (token *addedToken, start, end int) {
 	for s.candidate() {
 		token = s.of.longest(s.text, s.at)
@@ -193,6 +193,9 @@ func (s *addedSearch) find() (token *addedToken, start, end int) {
 		}
 		if token.rightSpace {
 			end = skip(s.text, end, classSpace)
+		}
+		if start >= end {
+			continue // the match before it has taken all of it
 		}
 		s.done = end
 		return token, start, end

@@ -37,6 +37,9 @@ func newTokenizer(p pipeline, kind string, o Options) *Tokenizer {
 // Load loads the tokenizer in a model's directory: tokenizer.json, or else
 // tekken.json. An error says what to change.
 func Load(dir string, o Options) (*Tokenizer, error) {
+	if o.Tekken {
+		return loadTekkenIn(dir, o)
+	}
 	path := filepath.Join(dir, "tokenizer.json")
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -350,8 +353,13 @@ func (m *fileModel) readVocabulary(d *jsontext.Decoder) error {
 		if err != nil {
 			return err
 		}
-		id, err := t.Uint()
-		if err != nil || t.Kind() != '0' || id > math.MaxUint32-1 {
+		id := uint64(math.MaxUint64)
+		if t.Kind() == '0' {
+			if id, err = t.Uint(); err != nil {
+				id = math.MaxUint64
+			}
+		}
+		if id > math.MaxUint32-1 {
 			return fmt.Errorf("model vocab: the id of %q is %s", text, t)
 		}
 		if len(v.texts)+len(text) > math.MaxInt32 {
@@ -716,16 +724,20 @@ func (n *native) buildAdded(f *file) error {
 			}
 		}
 	}
-	separate, within := n.divide(before)
+	separate, within := n.divide(before, len(normalized) > 0)
 	n.separate, n.within, n.normalized = newAddedTokens(separate), newAddedTokens(within), newAddedTokens(normalized)
 	return nil
 }
 
 // divide takes the tokens that are only spaces and newlines out, if it makes no
-// difference whether they are found with the others or after them.
-func (n *native) divide(tokens []addedToken) (separate, within []addedToken) {
+// difference whether they are found with the others or after them. normalized
+// says that there are tokens to be found in normalized text.
+func (n *native) divide(tokens []addedToken, normalized bool) (separate, within []addedToken) {
 	if n.prefix != noPrefix || n.normalizer == spacesReplacedAndPrefixed {
 		return tokens, nil // a part begins after each of them
+	}
+	if normalized {
+		return tokens, nil // and they are found before the text is normalized
 	}
 	var uses strings.Builder
 	for _, t := range tokens {

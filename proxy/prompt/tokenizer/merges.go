@@ -1,6 +1,7 @@
 package tokenizer
 
 import (
+	"cmp"
 	"math"
 	"math/bits"
 	"slices"
@@ -116,14 +117,23 @@ func (m *merges) appendMerged(dst, symbols []uint32) []uint32 {
 type longWord struct {
 	// next and previous are positions of the neighbours that are left.
 	next, previous []int32
-	// lists are the positions of pairs by rank, of is the list of a rank plus
-	// one. Positions may be stale and out of order until it is their turn.
-	lists [][]int32
-	of    []int32
-	// ranks are those that have a list which is not empty: a heap.
+	lists          []positions
+	// of is the list of a rank plus one, or 0.
+	of []int32
+	// ranks are those that have a list: a heap.
 	ranks []uint32
-	// spare are indexes of lists that are empty.
+	// spare are indexes of lists that are not in use.
 	spare []int32
+}
+
+// positions are where pairs of one rank are, or were: they may be stale. They
+// come in no order until the list's first turn. Those that come later, while it
+// is used up or has to wait for a lower rank, are in a heap.
+type positions struct {
+	early  []int32
+	late   []int32
+	used   int
+	sorted bool
 }
 
 var longWords sync.Pool
@@ -149,40 +159,29 @@ func (m *merges) appendLong(dst, symbols []uint32) []uint32 {
 	for i := 0; i+1 < n; i++ {
 		w.push(m.rank(symbols[i], symbols[i+1]), int32(i))
 	}
-	for len(w.ranks) > 0 {
-		rank, list := w.pop()
-		positions := w.lists[list]
-		slices.Sort(positions)
-		result := m.results[rank]
-		for k, i := range positions {
-			if len(w.ranks) > 0 && w.ranks[0] < rank {
-				// Merging made a pair that comes before this rank. The rest
-				// has to wait for it.
-				for _, i := range positions[k:] {
-					w.push(rank, i)
-				}
-				break
-			}
-			if symbols[i] == gone {
-				continue
-			}
-			j := w.next[i]
-			if j < 0 || m.rank(symbols[i], symbols[j]) != rank {
-				continue
-			}
-			symbols[i], symbols[j] = result, gone
-			after := w.next[j]
-			w.next[i] = after
-			if after >= 0 {
-				w.previous[after] = i
-				w.push(m.rank(result, symbols[after]), i)
-			}
-			if before := w.previous[i]; before >= 0 {
-				w.push(m.rank(symbols[before], result), before)
-			}
+	for {
+		i, rank := w.first()
+		if rank == noRank {
+			break
 		}
-		w.lists[list] = positions[:0]
-		w.spare = append(w.spare, list)
+		if symbols[i] == gone {
+			continue
+		}
+		j := w.next[i]
+		if j < 0 || m.rank(symbols[i], symbols[j]) != rank {
+			continue
+		}
+		result := m.results[rank]
+		symbols[i], symbols[j] = result, gone
+		after := w.next[j]
+		w.next[i] = after
+		if after >= 0 {
+			w.previous[after] = i
+			w.push(m.rank(result, symbols[after]), i)
+		}
+		if before := w.previous[i]; before >= 0 {
+			w.push(m.rank(symbols[before], result), before)
+		}
 	}
 	for i := int32(0); i >= 0; i = w.next[i] {
 		dst = append(dst, symbols[i])
@@ -203,40 +202,72 @@ func (w *longWord) push(rank uint32, position int32) {
 		if n := len(w.spare); n > 0 {
 			list, w.spare = w.spare[n-1], w.spare[:n-1]
 		} else {
-			list, w.lists = int32(len(w.lists)), append(w.lists, nil)
+			list, w.lists = int32(len(w.lists)), append(w.lists, positions{})
 		}
 		w.of[rank] = list + 1
-		// Up the heap.
-		i := len(w.ranks)
-		w.ranks = append(w.ranks, rank)
-		for i > 0 && w.ranks[(i-1)/2] > rank {
-			w.ranks[i] = w.ranks[(i-1)/2]
-			i = (i - 1) / 2
-		}
-		w.ranks[i] = rank
+		w.ranks = heapPush(w.ranks, rank)
 	}
-	w.lists[list] = append(w.lists[list], position)
+	if l := &w.lists[list]; l.sorted {
+		l.late = heapPush(l.late, position)
+	} else {
+		l.early = append(l.early, position)
+	}
 }
 
-// pop takes the lowest rank and its list off.
-func (w *longWord) pop() (rank uint32, list int32) {
-	rank = w.ranks[0]
-	n := len(w.ranks) - 1
-	last := w.ranks[n]
-	w.ranks = w.ranks[:n]
+// first takes the leftmost position of the lowest rank off. The rank is noRank
+// when there is none.
+func (w *longWord) first() (position int32, rank uint32) {
+	for len(w.ranks) > 0 {
+		rank = w.ranks[0]
+		l := &w.lists[w.of[rank]-1]
+		if !l.sorted {
+			slices.Sort(l.early)
+			l.sorted = true
+		}
+		switch {
+		case l.used < len(l.early) && (len(l.late) == 0 || l.early[l.used] <= l.late[0]):
+			l.used++
+			return l.early[l.used-1], rank
+		case len(l.late) > 0:
+			position, l.late = heapPop(l.late)
+			return position, rank
+		}
+		*l = positions{early: l.early[:0], late: l.late[:0]}
+		w.spare = append(w.spare, w.of[rank]-1)
+		w.of[rank] = 0
+		_, w.ranks = heapPop(w.ranks)
+	}
+	return 0, noRank
+}
+
+// heapPush adds to a heap whose least element is the first.
+func heapPush[T cmp.Ordered](heap []T, x T) []T {
+	i := len(heap)
+	heap = append(heap, x)
+	for i > 0 && heap[(i-1)/2] > x {
+		heap[i] = heap[(i-1)/2]
+		i = (i - 1) / 2
+	}
+	heap[i] = x
+	return heap
+}
+
+// heapPop takes the least element off.
+func heapPop[T cmp.Ordered](heap []T) (T, []T) {
+	least, n := heap[0], len(heap)-1
+	last := heap[n]
+	heap = heap[:n]
 	for i := 0; n > 0; {
 		c := 2*i + 1
-		if c+1 < n && w.ranks[c+1] < w.ranks[c] {
+		if c+1 < n && heap[c+1] < heap[c] {
 			c++
 		}
-		if c >= n || w.ranks[c] >= last {
-			w.ranks[i] = last
+		if c >= n || heap[c] >= last {
+			heap[i] = last
 			break
 		}
-		w.ranks[i] = w.ranks[c]
+		heap[i] = heap[c]
 		i = c
 	}
-	list = w.of[rank] - 1
-	w.of[rank] = 0
-	return rank, list
+	return least, heap
 }

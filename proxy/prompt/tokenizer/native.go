@@ -87,6 +87,15 @@ func (n *native) appendIDs(dst []uint32, text string, special bool, cached *chun
 	return dst
 }
 
+// appendPlain appends the ids of a text in which nothing is an added token. It
+// cannot where added tokens are found in parts of the text later on.
+func (n *native) appendPlain(dst []uint32, text string, cached *chunks) (_ []uint32, ok bool) {
+	if len(n.normalized.tokens) > 0 || len(n.within.tokens) > 0 {
+		return dst, false
+	}
+	return n.appendChunks(dst, text, true, false, cached), true
+}
+
 // appendPart appends the ids of the text between two separate added tokens.
 // first says that none was before it.
 func (n *native) appendPart(dst []uint32, text string, first bool, cached *chunks) []uint32 {
@@ -208,13 +217,19 @@ func (n *native) cut(text string) int {
 				return i + 1
 			}
 		case ' ':
-			if isASCIILetter(text[i-1]) && i+1 < len(text) && isASCIILetter(text[i+1]) &&
-				(n.sentence == nil || !n.sentence.beforeSpace[rune(text[i-1])]) {
+			if n.cutsBeforeSpace(text, i) {
 				return i
 			}
 		}
 	}
 	return len(text)
+}
+
+// cutsBeforeSpace tells whether text may be cut at i, which is before a space
+// and not at the beginning.
+func (n *native) cutsBeforeSpace(text string, i int) bool {
+	return isASCIILetter(text[i-1]) && i+1 < len(text) && isASCIILetter(text[i+1]) &&
+		(n.sentence == nil || !n.sentence.beforeSpace[rune(text[i-1])])
 }
 
 func isASCIILetter(b byte) bool { return b|0x20 >= 'a' && b|0x20 <= 'z' }

@@ -2,6 +2,7 @@ package tokenizer
 
 import (
 	"strings"
+	"unicode/utf8"
 
 	"golang.org/x/text/unicode/norm"
 )
@@ -14,7 +15,12 @@ import (
 // on its own. What is composed to norm is so to the library: to it such code
 // points only keep more others from composing.
 func nfc(text string) string {
-	if norm.NFC.IsNormalString(text) {
+	// Without this much care, norm allocates even for text in that form.
+	ascii := 0
+	for ascii < len(text) && text[ascii] < utf8.RuneSelf {
+		ascii++
+	}
+	if ascii == len(text) || norm.NFC.QuickSpanString(text) == len(text) || norm.NFC.IsNormalString(text) {
 		return text
 	}
 	from := 0

@@ -23,16 +23,35 @@ type pipeline interface {
 	close()
 }
 
+// plainPipeline is a pipeline that may be able to encode text without looking
+// for added tokens in it. cached is as for appendIDs.
+type plainPipeline interface {
+	appendPlain(dst []uint32, text string, cached *chunks) (_ []uint32, ok bool)
+}
+
 // Options of Load.
 type Options struct {
 	// Cache holds the ids of texts seen before; nil for none.
 	Cache *Cache
+	// Tekken takes tekken.json where there is a tokenizer.json too.
+	Tekken bool
 }
 
 // Append appends the ids of text to dst. special adds what the engine adds
 // with add_special_tokens: such as <|begin_of_text|>.
 func (t *Tokenizer) Append(dst []uint32, text string, special bool) []uint32 {
 	return t.pipeline.appendIDs(dst, text, special, t.cached)
+}
+
+// AppendPlain appends the ids of text, in which nothing is an added token: a
+// "<|end|>" that a user has written is encoded like any other text. ok is false
+// when the tokenizer cannot do so.
+func (t *Tokenizer) AppendPlain(dst []uint32, text string) (_ []uint32, ok bool) {
+	p, ok := t.pipeline.(plainPipeline)
+	if !ok {
+		return dst, false
+	}
+	return p.appendPlain(dst, text, t.cached)
 }
 
 // Token returns the id of one token by its text, such as <|im_start|>.

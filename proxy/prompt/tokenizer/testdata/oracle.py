@@ -1,7 +1,8 @@
 """Answers, line by line, what the tokenizers library does.
 
 {"load": path} or {"json": text} loads a tokenizer.json, {"texts": [...],
-"special": bool} encodes texts: [[id, ...], ...]. {"nfc": [...]} normalizes.
+"special": bool} encodes texts: [[id, ...], ...], null where the library panics.
+{"nfc": [...]} normalizes.
 An error is answered with a string.
 """
 
@@ -11,6 +12,17 @@ import sys
 from tokenizers import Tokenizer, normalizers
 
 tokenizer = None
+
+
+def encode(text, special):
+    try:
+        return tokenizer.encode(text, add_special_tokens=special).ids
+    except BaseException as e:
+        if type(e).__name__ != "PanicException":
+            raise
+        return None
+
+
 for line in sys.stdin:
     ask = json.loads(line)
     try:
@@ -23,7 +35,7 @@ for line in sys.stdin:
         elif "nfc" in ask:
             answer = [normalizers.NFC().normalize_str(t) for t in ask["nfc"]]
         else:
-            answer = [e.ids for e in tokenizer.encode_batch(ask["texts"], add_special_tokens=ask["special"])]
+            answer = [encode(text, ask["special"]) for text in ask["texts"]]
     except Exception as e:
         answer = str(e)
     print(json.dumps(answer), flush=True)

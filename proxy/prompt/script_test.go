@@ -1,0 +1,98 @@
+package prompt
+
+import (
+	"bufio"
+	"compress/gzip"
+	"encoding/json"
+	"os"
+	"slices"
+	"testing"
+)
+
+// renderedCase is a chat and what the engine has made of it: token ids and the
+// same as texts and special tokens in turn, or that it refuses the chat.
+type renderedCase struct {
+	Body    json.RawMessage
+	IDs     []uint32
+	Text    []string
+	Refused string
+	// Unfollowed says that the agent does not follow what the engine takes.
+	Unfollowed bool
+	// Tokenizer is the variant of the file that a case of Mistral is for.
+	Tokenizer string
+}
+
+// renderedCases reads a file that a script in testdata has made.
+func renderedCases(t *testing.T, path string) (cases []renderedCase) {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := bufio.NewReader(z)
+	for d := json.NewDecoder(in); d.More(); {
+		var c renderedCase
+		if err := d.Decode(&c); err != nil {
+			t.Fatal(err)
+		}
+		cases = append(cases, c)
+	}
+	if len(cases) < 300 {
+		t.Fatalf("%s has only %d cases", path, len(cases))
+	}
+	return cases
+}
+
+// chatOf decodes the body of a chat as Model.Follow does.
+func chatOf(body []byte) (*chatRequest, Reason) {
+	var o outline
+	if reason := o.scan(Chat, body); reason != Exact {
+		return nil, reason
+	}
+	return o.chat()
+}
+
+// spelled is a script as texts and special tokens in turn: a text, empty or
+// not, is first and last.
+func spelled(s *script) (out []string) {
+	text := ""
+	for _, p := range s.pieces {
+		if p.token {
+			out = append(out, text, p.text)
+			text = ""
+			continue
+		}
+		text += p.text
+	}
+	return append(out, text)
+}
+
+// difference is where two sequences differ first, for people.
+func difference[T comparable](got, want []T) (at int, g, w []T) {
+	for at < len(got) && at < len(want) && got[at] == want[at] {
+		at++
+	}
+	return at, got[at:min(len(got), at+8)], want[at:min(len(want), at+8)]
+}
+
+func TestScriptKeepsNothingWhenItIsReset(t *testing.T) {
+	var s script
+	s.token("<|start|>")
+	s.text("")
+	s.text("user")
+	if got := spelled(&s); !slices.Equal(got, []string{"", "<|start|>", "user"}) {
+		t.Fatalf("got %q", got)
+	}
+	if got := string(s.appendText(nil)); got != "<|start|>user" {
+		t.Fatalf("got %q", got)
+	}
+	s.reset()
+	if got := spelled(&s); !slices.Equal(got, []string{""}) {
+		t.Fatalf("got %q after reset", got)
+	}
+}
