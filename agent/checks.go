@@ -385,7 +385,7 @@ func (p *prompts) checkSample(ctx context.Context, o *oracle, m *member, s sampl
 			return
 		}
 		verify(into, kind, body, now)
-	}, s.kind, s.body, s.name)
+	}, request{kind: s.kind, body: s.body, private: true}, s.name)
 	if ctx.Err() != nil {
 		return
 	}

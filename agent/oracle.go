@@ -29,6 +29,15 @@ type oracle struct {
 	found [4]*way
 }
 
+// request is one that is checked.
+type request struct {
+	kind prompt.Kind
+	body []byte
+	// private: it is a client's, and what it says must not be told to anybody,
+	// not even in tokens.
+	private bool
+}
+
 // oracleTimeout bounds one request of an oracle: an engine that starts may have
 // much else to do. maxSample bounds the body that is sent, maxTokensBody the
 // answer that is read: each byte of a text is a token at the most, and each
@@ -316,10 +325,10 @@ type comparison struct {
 // compare asks the engine about one request of a model. What differs is asked
 // about a second time: at midnight, when a template tells the date, or while the
 // engine is being replaced, one answer proves nothing.
-func (o *oracle) compare(ctx context.Context, verify verifier, kind prompt.Kind, body []byte, model string) comparison {
-	c := o.compareOnce(ctx, verify, kind, body, model)
+func (o *oracle) compare(ctx context.Context, verify verifier, r request, model string) comparison {
+	c := o.compareOnce(ctx, verify, r, model)
 	if c.outcome == differs {
-		c = o.compareOnce(ctx, verify, kind, body, model)
+		c = o.compareOnce(ctx, verify, r, model)
 	}
 	return c
 }
@@ -328,8 +337,9 @@ func (o *oracle) compare(ctx context.Context, verify verifier, kind prompt.Kind,
 // it is demoted.
 type verifier func(p *prompt.Prompt, kind prompt.Kind, body []byte, now time.Time)
 
-func (o *oracle) compareOnce(ctx context.Context, verify verifier, kind prompt.Kind, body []byte, model string) comparison {
-	m, err := splitBody(body, model)
+func (o *oracle) compareOnce(ctx context.Context, verify verifier, r request, model string) comparison {
+	kind := r.kind
+	m, err := splitBody(r.body, model)
 	if err != nil {
 		return comparison{unable, "the request is not JSON", ""}
 	}
@@ -371,7 +381,7 @@ func (o *oracle) compareOnce(ctx context.Context, verify verifier, kind prompt.K
 		if o.found[kind] == nil {
 			o.found[kind] = w
 		}
-		if what := firstDifference(ours.IDs, theirs); what != "" {
+		if what := firstDifference(ours.IDs, theirs, r.private); what != "" {
 			return comparison{differs, what, w.name}
 		}
 		return comparison{agrees, "", w.name}
@@ -380,8 +390,8 @@ func (o *oracle) compareOnce(ctx context.Context, verify verifier, kind prompt.K
 }
 
 // firstDifference tells people where the engine's tokens are others than ours;
-// "" when they are the same.
-func firstDifference(ours, theirs []uint32) string {
+// "" when they are the same. Of what is private it tells no token.
+func firstDifference(ours, theirs []uint32, private bool) string {
 	if slices.Equal(ours, theirs) {
 		return ""
 	}
@@ -394,6 +404,9 @@ func firstDifference(ours, theirs []uint32) string {
 			return fmt.Sprint(ids[at])
 		}
 		return "the end"
+	}
+	if private {
+		return fmt.Sprintf("token %d is another one (%d tokens, expected %d)", at, len(theirs), len(ours))
 	}
 	return fmt.Sprintf("token %d is %s where %s was expected (%d tokens, expected %d)", at, token(theirs), token(ours), len(theirs), len(ours))
 }
@@ -428,7 +441,7 @@ func (o *oracle) probeAll(ctx context.Context, verify verifier, model string) co
 	result := comparison{outcome: unable}
 	var agreed, open []string
 	for _, p := range probes {
-		c := o.compare(ctx, verify, p.kind, []byte(p.body), model)
+		c := o.compare(ctx, verify, request{kind: p.kind, body: []byte(p.body)}, model)
 		switch c.outcome {
 		case differs:
 			c.what = fmt.Sprintf("in the probe %q %s", p.name, c.what)

@@ -292,7 +292,7 @@ func TestOracleAsksTwice(t *testing.T) {
 		if n++; n == 1 { // as if the day had changed between the two
 			p.IDs = append(p.IDs, 7)
 		}
-	}, prompt.Chat, []byte(`{"messages":[]}`), "m")
+	}, request{kind: prompt.Chat, body: []byte(`{"messages":[]}`)}, "m")
 	if c.outcome != agrees || n != 2 {
 		t.Errorf("%v after %d: %s", c.outcome, n, c.what)
 	}
@@ -346,7 +346,7 @@ func TestSplitBody(t *testing.T) {
 func TestFirstDifference(t *testing.T) {
 	f := func(ours, theirs []uint32, want string) {
 		t.Helper()
-		if got := firstDifference(ours, theirs); got != want {
+		if got := firstDifference(ours, theirs, false); got != want {
 			t.Errorf("%v, %v: got %q", ours, theirs, got)
 		}
 	}
@@ -354,6 +354,9 @@ func TestFirstDifference(t *testing.T) {
 	f([]uint32{1, 2}, []uint32{1, 2}, "")
 	f([]uint32{1, 2, 3}, []uint32{1, 9, 3}, "token 1 is 9 where 2 was expected (3 tokens, expected 3)")
 	f([]uint32{1, 2}, []uint32{1}, "token 1 is the end where 2 was expected (1 tokens, expected 2)")
+	if got, want := firstDifference([]uint32{1, 7, 9}, []uint32{1, 8}, true), "token 1 is another one (2 tokens, expected 3)"; got != want {
+		t.Errorf("of what is private it tells %q", got)
+	}
 	f(nil, []uint32{5}, "token 0 is 5 where the end was expected (1 tokens, expected 0)")
 }
 

@@ -368,7 +368,7 @@ func TestSamples(t *testing.T) {
 		t.Errorf("after two it is %s", got)
 	}
 	sample("four")
-	l.tells("m", "demoted (replica gpu-0 has other tokens for a request it was sent: token 0 is 2 where 1 was expected (22 tokens, expected 22); "+
+	l.tells("m", "demoted (replica gpu-0 has other tokens for a request it was sent: token 0 is another one (22 tokens, expected 22); "+
 		"so it was with 3 of the last 3 requests that were looked at), gpu-0 agrees")
 }
 
@@ -647,6 +647,77 @@ func TestCountsAreKeptWhenModelsGo(t *testing.T) {
 	}
 }
 
+// Responses and samples arrive while replicas join, leave, fail and return, and
+// settings change. Nothing is lost that was counted at a replica that stays, and
+// in the end the model is followed.
+func TestPromptsUnderChange(t *testing.T) {
+	stays, comes := startFake(t, "vllm"), startFake(t, "llamacpp")
+	l := newLibrary(t, []string{"m"}, nil, stays)
+	l.tells("m", "followed, gpu-0 agrees")
+	l.prompts("m")
+	stop := make(chan struct{})
+	var traffic sync.WaitGroup
+	for g := range 4 {
+		traffic.Go(func() {
+			random := rand.New(rand.NewPCG(uint64(g), 3))
+			for n := 0; ; n++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				m := l.model("m")
+				if m == nil || m.Prompts == nil || len(m.Replicas) == 0 {
+					runtime.Gosched()
+					continue
+				}
+				r := m.Replicas[random.IntN(len(m.Replicas))]
+				// One in a hundred is odd.
+				l.fleet.prompts.Counted(m, r, 5, 5+n%100/99, []byte("x"))
+				if n%50 == 0 {
+					l.fleet.prompts.Sampled(m, r, prompt.Completion, []byte(`{"prompt":"x"}`), []uint32{1, 'x', 0})
+				}
+				if n%200 == 0 {
+					l.fleet.prompts.status(m)
+					l.fleet.prompts.ailments()
+				}
+			}
+		})
+	}
+	for i := range 12 {
+		c := *l.fleet.cfg.Load()
+		c.Replicas = slices.Clone(c.Replicas[:1])
+		if i%2 == 0 {
+			c.Replicas = append(c.Replicas, ReplicaConfig{ID: "gpu-1", URL: comes.URL})
+		}
+		if i%4 > 1 {
+			c.Models = []ModelConfig{{Name: "m", BlockSize: 8 * (1 + i), TemplateKwargs: Object(fmt.Sprintf(`{"n":%d}`, i))}}
+		}
+		if err := l.fleet.reconfigure(&c); err != nil {
+			t.Fatal(err)
+		}
+		if i%3 == 0 {
+			comes.set(func(e *fakeEngine) { e.health = 503 - e.health })
+		}
+		l.prompts("m")
+	}
+	c := *l.fleet.cfg.Load()
+	c.Models, c.Replicas = []ModelConfig{{Name: "m", ContentFormat: "string"}}, c.Replicas[:1]
+	if err := l.fleet.reconfigure(&c); err != nil {
+		t.Fatal(err)
+	}
+	l.tells("m", "followed, gpu-0 agrees")
+	close(stop)
+	traffic.Wait()
+	eventually(t, func() bool { l.fleet.mu.Lock(); defer l.fleet.mu.Unlock(); return len(l.fleet.leaving) == 0 }, func() string { return "a replica does not leave" })
+	p := l.fleet.prompts
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.followed) != 1 || len(p.byModel) != 1 || len(p.checkers) != 1 || len(*p.tallies.Load()) > 1 {
+		t.Errorf("books of what is gone are kept: %d settings, %d models, %d checkers, %d tallies", len(p.followed), len(p.byModel), len(p.checkers), len(*p.tallies.Load()))
+	}
+}
+
 // The response that agrees costs next to nothing.
 func TestCountedAlloc(t *testing.T) {
 	if raceDetector {
@@ -800,6 +871,32 @@ func TestAgentFollowsPrompts(t *testing.T) {
 	if told, counted := askWhole(t, a, "Hello!"); told != fmt.Sprint(counted) {
 		t.Errorf("%q tokens were told, %d counted", told, counted)
 	}
+}
+
+// A template that is written anew, while the configuration stays as it is, is
+// taken over; one that is gone is a problem of the configuration, and what was
+// loaded stays.
+func TestTemplateIsFollowed(t *testing.T) {
+	engine := startEngine(t, 0, "m")
+	template := filepath.Join(t.TempDir(), "chat.jinja")
+	write(t, template, []byte("{{ messages[0].content }}"))
+	l := followed(t, testConfig(engine), fmt.Sprintf("models: [{name: m, tokenizer: builtin:sim, chat_template: %s}]\n", template))
+	differs := func(at string) {
+		t.Helper()
+		eventually(t, func() bool {
+			got := promptPage(t, l.Agent)
+			return got.State == "demoted" && strings.Contains(got.Why, at)
+		}, func() string { return fmt.Sprintf("m is %+v, want it to differ %s", promptPage(t, l.Agent), at) })
+	}
+	// The probes tell how many tokens the template makes: it is seen which one it is.
+	differs("tokens, expected 6)")
+	write(t, template, []byte("{{ messages[0].content }}{{ messages[0].content }}"))
+	differs("tokens, expected 12)")
+	if err := os.Remove(template); err != nil {
+		t.Fatal(err)
+	}
+	l.says("models[0].chat_template: cannot be read")
+	differs("tokens, expected 12)")
 }
 
 // Without a tokenizer an agent serves as ever, and shows that it has none.
