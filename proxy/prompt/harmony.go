@@ -304,7 +304,7 @@ func (m *message) flatText() (text string, there bool, _ Reason) {
 	switch {
 	case content.IsString():
 		return content.AsString(), true, Exact
-	case isNull(content), m.lazy:
+	case isNull(content), m.readOnce:
 		// vLLM looks for text in lists only.
 		return "", false, Exact
 	case !content.IsList():

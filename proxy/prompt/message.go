@@ -9,17 +9,17 @@ import (
 // message is one validated message of a chat. Whoever renders the chat may
 // change its values.
 type message struct {
-	role string
-	value  jinja.Value
+	role  string
+	value jinja.Value
 	// fields is the object that value is. On the chat route reasoning_content is
 	// renamed to reasoning, as the engine does. Tool calls have the order of
 	// keys that the engine's models give them and string arguments.
 	fields *jinja.Dict
 	// calls are the tool calls of an assistant; nil for none.
 	calls []jinja.Value
-	// lazy says that the engine holds the parts of the content in an iterator,
+	// readOnce says that the engine holds the parts of the content in an iterator,
 	// which can be read once and is no list.
-	lazy bool
+	readOnce bool
 }
 
 // checkMessage validates a message as the engine does. vLLM describes messages
@@ -61,7 +61,7 @@ func checkMessage(v jinja.Value, tokenize bool) (*message, Reason) {
 		if !m.typedParts() {
 			return nil, m.media(Malformed)
 		}
-		m.lazy = m.fields.Data["content"].IsList()
+		m.readOnce = m.fields.Data["content"].IsList()
 		if calls := m.fields.Data["tool_calls"]; m.role == "assistant" && calls.IsList() {
 			for _, call := range calls.AsList().Items {
 				if !validCall(call) {

@@ -152,7 +152,7 @@ func (m *mistral) turn(message *message) (t turn, _ Reason) {
 	case content.IsString():
 		t.chunks = []chunk{{text: content.AsString()}}
 		t.given = content.AsString() != ""
-	case message.lazy:
+	case message.readOnce:
 		// By the time that mistral_common reads the parts, vLLM has read them
 		// and there are none left.
 	case content.IsList():

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -95,4 +96,46 @@ func TestScriptKeepsNothingWhenItIsReset(t *testing.T) {
 	if got := spelled(&s); !slices.Equal(got, []string{""}) {
 		t.Fatalf("got %q after reset", got)
 	}
+}
+
+// Whatever a body holds, a renderer spells it out with tokens that it knows, or
+// says why not.
+func FuzzCodeRenderers(f *testing.F) {
+	for _, body := range []string{
+		`{"messages":[{"role":"user","content":"hi"}]}`,
+		`{"messages":[{"role":"system","content":[{"type":"text","text":"a"}]},{"role":"user","content":"hi"},{"role":"assistant","content":"x","reasoning":"r"}],"continue_final_message":true,"add_generation_prompt":false}`,
+		`{"messages":[{"role":"user","content":"hi"},{"role":"assistant","content":null,"tool_calls":[{"id":"abcdefghi","type":"function","function":{"name":"f","arguments":"{\"a\":1e400}"}}]},{"role":"tool","tool_call_id":"abcdefghi","content":"[1,{\"a\":-0.0}]"}],"reasoning_effort":"high"}`,
+		`{"messages":[{"role":"user","content":"hi"}],"tools":[{"type":"function","function":{"name":"f","description":"d\r\ne","parameters":{"type":"object","properties":{"p":{"oneOf":[{"type":"string","enum":["a"],"default":"a"},{"type":["null","integer"],"nullable":true,"default":1.5e300}],"description":"d","examples":["e"]}},"required":["p"]}}}]}`,
+		`{"messages":[{"role":"assistant","content":[{"type":"thinking","thinking":"t","closed":false},{"type":"text","text":"x"}]},{"role":"user","content":[]}]}`,
+	} {
+		f.Add([]byte(body))
+	}
+	mistralTokens := strings.Fields("<s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_CALLS] [TOOL_RESULTS] [/TOOL_RESULTS] " +
+		"[SYSTEM_PROMPT] [/SYSTEM_PROMPT] [TOOL_CONTENT] [ARGS] [CALL_ID] [THINK] [/THINK] [MODEL_SETTINGS] [/MODEL_SETTINGS]")
+	f.Fuzz(func(t *testing.T, body []byte) {
+		check := func(name string, s *script, tokens []string, reason Reason) {
+			if reason != Exact {
+				return
+			}
+			if len(s.pieces) == 0 || !s.pieces[0].token {
+				t.Errorf("%s: %s: no token is first", name, body)
+			}
+			for _, p := range s.pieces {
+				if p.text == "" || p.token && !slices.Contains(tokens, p.text) {
+					t.Errorf("%s: %s: piece %+v", name, body, p)
+				}
+			}
+		}
+		// A renderer may change the request, so each gets its own.
+		if r, reason := chatOf(body); reason == Exact {
+			var s script
+			check("harmony", &s, harmonyTokens, new(harmony).script(&s, r, harmonyDay))
+		}
+		for _, variant := range []string{"v3", "v7", "v11", "v13", "v13-think", "v15"} {
+			if r, reason := chatOf(body); reason == Exact {
+				var s script
+				check(variant, &s, mistralTokens, mistralVariant(variant).script(&s, r))
+			}
+		}
+	})
 }
