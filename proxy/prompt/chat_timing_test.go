@@ -402,5 +402,8 @@ func timedMachine() map[string]string {
 			m["cpu"] = string(found[1])
 		}
 	}
+	if commit, err := exec.Command("git", "rev-parse", "HEAD").Output(); err == nil {
+		m["commit"] = strings.TrimSpace(string(commit))
+	}
 	return m
 }
