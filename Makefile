@@ -15,7 +15,7 @@ RUN_ARGS = $(or $(ARGS),--sim 3)
 TEST_ARGS = $(or $(ARGS),./...)
 
 .DEFAULT_GOAL = help
-.PHONY: help run build tokenizers test test-tokenizers test-vllm lint generate bench-datapath bench-gateway soak clean
+.PHONY: help run build tokenizers test test-tokenizers test-vllm lint generate bench-datapath bench-gateway bench-prompt soak clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-16s%s\n", $$1, $$2}' Makefile
@@ -117,6 +117,21 @@ bench-gateway: build ## measure small requests beside nginx, haproxy and routers
 	@.ci/need ip nginx haproxy
 	@.ci/need python3 || echo "without Python the routers of PyPI are left out"
 	bin/inferrail bench gateway $(ARGS)
+
+# The tokenizers library for Python, to measure beside.
+HF_PYTHON = 0.23.3
+HF_PYTHON_ENV = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/inferrail/tokenizers-python-$(HF_PYTHON)
+
+bench-prompt: tokenizers ## measure how long a chat takes to its token ids, beside the Hugging Face library in Go and Python
+	@.ci/need python3 npm
+	@[ -x $(HF_PYTHON_ENV)/bin/ready ] || { rm -rf $(HF_PYTHON_ENV) && python3 -m venv $(HF_PYTHON_ENV) && \
+		$(HF_PYTHON_ENV)/bin/pip install -q --disable-pip-version-check tokenizers==$(HF_PYTHON) && \
+		ln -s python $(HF_PYTHON_ENV)/bin/ready; }
+	@# This fetches the tokenizers and shows that the ids are right.
+	go test -count 1 -run '^TestGolden$$' ./proxy/prompt/tokenizer
+	CGO_ENABLED=1 CGO_LDFLAGS=-L$(HF_ENV) INFERRAIL_BENCH_PROMPT=$(CURDIR)/bench/results/prompt.json \
+		INFERRAIL_TOKENIZERS_PYTHON=$(HF_PYTHON_ENV)/bin/python \
+		go test -count 1 -tags hftokenizers -run '^TestChatTiming$$' -v ./proxy/prompt
 
 SOAK ?= 20m
 soak: ## engines that fail in all ways under 300 requests/s for SOAK=20m, then slow streams; the packet tier needs root

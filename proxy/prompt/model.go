@@ -215,7 +215,7 @@ func (m *Model) loadRenderer(f *files, override, format string) {
 		// Nothing is rendered by code without the ids of its markup.
 	case f.form() == formMistral:
 		m.codeTokenizes = true
-		code, err := newMistral(m.tokenizer)
+		code, err := newMistral(m.tokenizer, m.kwargs)
 		if err != nil {
 			m.chatLacking, m.chatWhy = EngineRenders, err.Error()
 			return

@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// Pool reads prompts for the proxy, from any goroutine. Small ones, and larger
-// ones that the model remembers as a whole, are followed on the caller's
-// goroutine, others by its workers, so that a few huge prompts do not take all
+// Pool reads prompts for the proxy, from any goroutine. Small ones, larger ones
+// that the model remembers as a whole, and those that are approximate in any
+// case are read on the caller's goroutine, others by its workers, so that a few huge prompts do not take all
 // processors from the streams; a prompt that has to wait too long is
 // approximate. The zero value is of no use; NewPool makes one.
 type Pool struct {
@@ -76,7 +76,7 @@ func NewPool(workers int, maxWait time.Duration) *Pool {
 // again for anything else.
 func (p *Pool) Read(m *Model, kind Kind, body []byte, now time.Time) (_ *Prompt, late bool) {
 	prompt := p.prompts.Get().(*Prompt)
-	if len(body) <= inlineBytes {
+	if len(body) <= inlineBytes || m == nil || kind == Other {
 		p.read(m, prompt, kind, body, now)
 		return prompt, false
 	}

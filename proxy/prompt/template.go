@@ -118,7 +118,7 @@ const maxKept = 1 << 20
 // What one render may take. A chat of 50,000 messages stays well below it.
 const (
 	maxSteps  = 8 << 20
-	maxOutput = 256 << 20
+	maxOutput = 64 << 20
 	maxCalls  = 100 // macros and recursive loops within each other
 	maxTime   = time.Second
 )
@@ -167,7 +167,7 @@ func (r *rendering) spend(n int) error {
 	if r.steps += n + 1; r.steps > maxSteps {
 		return unfollowed("a template that takes more than %d steps", maxSteps)
 	}
-	return r.check()
+	return r.check(n / 16)
 }
 
 // grow counts bytes that are about to be written.
@@ -175,12 +175,16 @@ func (r *rendering) grow(n int) error {
 	if r.bytes += n; r.bytes > maxOutput {
 		return unfollowed("a template that writes more than %d bytes", maxOutput)
 	}
-	return r.check()
+	return r.check(n / 1024)
 }
 
-// check looks at the clock once in a while.
-func (r *rendering) check() error {
-	if r.checks++; r.checks%256 == 0 && time.Since(r.started) > maxTime {
+// check looks at the clock once in a while: after so much work.
+func (r *rendering) check(work int) error {
+	if r.checks += 1 + work; r.checks < 512 {
+		return nil
+	}
+	r.checks = 0
+	if time.Since(r.started) > maxTime {
 		return unfollowed("a template that takes longer than %v", maxTime)
 	}
 	return nil

@@ -108,7 +108,7 @@ func helpEach(pairs int, fields []string) helper {
 			if _, err := body(given, nil); err != nil {
 				return item, err
 			}
-			if err := r.check(); err != nil {
+			if err := r.check(0); err != nil {
 				return item, err
 			}
 		}

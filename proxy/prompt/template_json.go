@@ -73,8 +73,8 @@ func (s *jsonStyle) newline(b []byte, depth int) []byte {
 }
 
 func (s *jsonStyle) append(b []byte, v jinja.Value, depth int) (_ []byte, err error) {
-	if depth > maxDepth {
-		return b, unfollowed("a value nested deeper than %d", maxDepth)
+	if depth > maxDepth || len(b) > maxOutput/2 {
+		return b, unfollowed("a value that deep or large")
 	}
 	switch {
 	case v.IsNone():

@@ -547,6 +547,14 @@ func (w *rewriter) forNode(n *node) {
 			}
 		}, nil)
 	}
+	if n.orElse != nil {
+		// Jinja takes a loop for empty unless an iteration comes to its end.
+		walkNodes(n.body, func(n *node) {
+			if n.kind == nodeBreak || n.kind == nodeContinue {
+				w.refuse(n.line, "a break or continue in a loop with an else")
+			}
+		}, nil)
+	}
 	test := ""
 	if n.test != nil {
 		if target != strings.Join(spelled, ", ") {
@@ -951,8 +959,8 @@ func (w *rewriter) kind(e *expr) kindOf {
 			return kindText
 		}
 	case exprCond:
-		if e.args[2] != nil && w.kind(e.args[1]) == w.kind(e.args[2]) {
-			return w.kind(e.args[1])
+		if then := w.kind(e.args[1]); then != kindAny && e.args[2] != nil && then == w.kind(e.args[2]) {
+			return then
 		}
 	}
 	return kindAny
@@ -1161,7 +1169,7 @@ func (w *rewriter) item(e *expr) string {
 	if key.kind == exprSlice {
 		// Jinja computes slices of constants beforehand, where errors are
 		// undefined values.
-		if _, text := object.value.(string); object.kind == exprConst && !text {
+		if _, text := object.value.(string); !text && object.kind != exprList && object.kind != exprTuple && isConstant(object) {
 			w.refuse(e.line, "a slice of such a constant")
 		}
 		for _, bound := range key.args {
@@ -1190,6 +1198,13 @@ func (w *rewriter) item(e *expr) string {
 		w.refuse(e.line, "an item of loop")
 	}
 	return w.helper("item", helpItem) + "(" + w.expr(object) + ", " + w.expr(key) + ")"
+}
+
+// isConstant reports whether Jinja may compute e when it compiles a template.
+func isConstant(e *expr) bool {
+	constant := true
+	e.walk(func(e *expr) { constant = constant && e.kind != exprName && e.kind != exprCall })
+	return constant
 }
 
 // arguments returns what stands between a call's parentheses.

@@ -25,7 +25,11 @@ type snippet struct {
 
 func snippets(t testing.TB) (vars map[string]jinja.Value, cases []snippet) {
 	t.Helper()
-	f, err := os.Open("testdata/snippets.json.gz")
+	path := os.Getenv("INFERRAIL_SNIPPETS")
+	if path == "" {
+		path = "testdata/snippets.json.gz"
+	}
+	f, err := os.Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -101,7 +105,7 @@ func TestTemplateSnippets(t *testing.T) {
 	}
 	t.Logf("%d of %d snippets followed, %d of them rendered; %d not followed that Python renders", followed, len(cases), rendered, refused)
 	// Templates do not get refused for the sake of passing.
-	if refused > maxRefused {
+	if refused > maxRefused && os.Getenv("INFERRAIL_SNIPPETS") == "" {
 		t.Errorf("%d snippets are not followed, want at most %d", refused, maxRefused)
 	}
 }

@@ -160,8 +160,8 @@ func textOf(v jinja.Value) (string, error) {
 
 // appendRepr appends repr(v).
 func appendRepr(b []byte, v jinja.Value, depth int) (_ []byte, err error) {
-	if depth > maxDepth {
-		return b, unfollowed("a value nested deeper than %d", maxDepth)
+	if depth > maxDepth || len(b) > maxOutput/2 {
+		return b, unfollowed("a value that deep or large")
 	}
 	switch {
 	case v.IsUndefined():
@@ -461,8 +461,17 @@ func add(a, b jinja.Value) (jinja.Value, error) {
 }
 
 // equal returns a == b. The library's comparison is Python's, but for numbers
-// that it has no kind for.
+// that it has no kind for, and has no bounds.
 func equal(a, b jinja.Value) (bool, error) {
+	left := maxSteps / 8
+	return equalWithin(a, b, &left, 0)
+}
+
+// equalWithin takes what it compares from left.
+func equalWithin(a, b jinja.Value, left *int, depth int) (bool, error) {
+	if *left--; *left < 0 || depth > maxDepth {
+		return false, unfollowed("a comparison of values that deep or large")
+	}
 	if a.IsCallable() || b.IsCallable() {
 		if isHuge(a) && isHuge(b) {
 			x, _ := hugeDigits(a)
@@ -473,6 +482,34 @@ func equal(a, b jinja.Value) (bool, error) {
 			return false, unfollowed("a comparison of methods")
 		}
 		return false, nil
+	}
+	switch {
+	case a.IsList() && b.IsList():
+		x, y := a.AsList(), b.AsList()
+		if x == y || len(x.Items) != len(y.Items) || isTuple(x) != isTuple(y) {
+			return x == y, nil
+		}
+		for i := range x.Items {
+			if same, err := equalWithin(x.Items[i], y.Items[i], left, depth+1); !same || err != nil {
+				return same, err
+			}
+		}
+		return true, nil
+	case a.IsDict() && b.IsDict():
+		x, y := a.AsDict(), b.AsDict()
+		if x == y || len(x.Keys) != len(y.Keys) {
+			return x == y, nil
+		}
+		for _, key := range x.Keys {
+			other, ok := y.Get(key)
+			if !ok {
+				return false, nil
+			}
+			if same, err := equalWithin(x.Data[key], other, left, depth+1); !same || err != nil {
+				return same, err
+			}
+		}
+		return true, nil
 	}
 	return a.Equals(b), nil
 }

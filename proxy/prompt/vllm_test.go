@@ -207,7 +207,7 @@ func TestVLLMRenders(t *testing.T) {
 			b := newBodies(seed)
 			outcomes := map[string]int{}
 			var p Prompt
-			wrong := 0
+			wrong, taken := 0, 0
 			for i := range n {
 				kind, body := Chat, []byte(nil)
 				if i%4 == 3 {
@@ -225,6 +225,9 @@ func TestVLLMRenders(t *testing.T) {
 					}
 				}
 				outcomes[label]++
+				if refused == "" {
+					taken++
+				}
 				if p.Reason != Exact || refused != "" {
 					if refused == "" {
 						t.Logf("%s: %.400s", p.Reason, body)
@@ -247,8 +250,8 @@ func TestVLLMRenders(t *testing.T) {
 			if wrong > 0 {
 				t.Errorf("%d of %d requests are followed wrongly", wrong, n)
 			}
-			if outcomes["exact"] < n/2 {
-				t.Errorf("only %d of %d requests are followed", outcomes["exact"], n)
+			if outcomes["exact"] < taken*95/100 {
+				t.Errorf("only %d of %d requests that vLLM takes are followed", outcomes["exact"], taken)
 			}
 		})
 	}

@@ -1,13 +1,17 @@
 """Writes snippets.json.gz: small templates over what chat templates use, and
 what Python's Jinja makes of them, set up as transformers sets it up.
 
-    python3 snippets.py        needs jinja2 3.1.6; the results were made by Python 3.11
+    python3 snippets.py               needs jinja2 3.1.6; the results were made by Python 3.11
+    python3 snippets.py N SEED FILE   the same of N random templates, for INFERRAIL_SNIPPETS=FILE
 """
 
 import copy
 import gzip
 import json
 import os
+import random
+import sys
+import warnings
 from datetime import datetime
 
 import jinja2
@@ -231,7 +235,118 @@ add("{% set x = html|safe %}{{ x }}", "{% set x = html|tojson|safe if t else s %
 add("{% set x = a %}{{ b.c }}{% for y in z %}{{ y }}{{ w }}{% endfor %}{{ y }}", "{% if not g is defined %}{% set g = false %}{% endif %}{{ g }}", "{% set g = 1 %}{{ g }}", "{{ g }}{% set g = 1 %}", "{% macro m(a, b=q) %}{{ a }}{{ r }}{{ kwargs }}{{ varargs }}{{ caller }}{% endmacro %}", "{% if a %}{% set k = 1 %}{% elif b %}{% set k = 2 %}{% endif %}{{ k }}", "{% if a %}{% set k = 1 %}{% else %}{% set k = 2 %}{% endif %}{{ k }}", "{% for a in b if c and a %}{{ loop.index }}{% else %}{{ e }}{% endfor %}", "{% for a in b %}{{ a }}{% endfor %}{{ loop }}", "{% set ns = namespace(a=b) %}{% set ns.a = c %}{{ ns.a }}", "{% set x %}{{ inner }}{% set inner2 = 1 %}{{ inner2 }}{% endset %}{{ inner2 }}", "{% generation %}{{ g1 }}{% set g2 = 1 %}{% endgeneration %}{{ g2 }}", "{{ range(3)|list }}{{ dict() }}{{ lipsum is defined }}{{ raise_exception is defined }}", "{% for k, v in dd.items() %}{{ k }}{{ v }}{% endfor %}", "{% with a = b %}{{ a }}{{ c }}{% endwith %}{{ a }}", "{% for x in xs %}{% if x %}{% set found = x %}{% endif %}{{ found }}{% endfor %}{{ found }}", "{{ a if b else c }}", "{{ a|default(b) }}{{ c is eq(e) }}", "{% filter replace(a, b) %}{{ c }}{% endfilter %}", "{% call(x) m(y) %}{{ x }}{{ z }}{% endcall %}", "{% set a = a or 'x' %}{{ a }}", "{% for i in j %}{% for i in i %}{{ i }}{% endfor %}{% endfor %}")
 
 
+class Random:
+    """Random templates over VARS: mostly sound ones, some that fail."""
+
+    FILTERS = ("length", "list", "first", "last", "join", "join(', ')", "sort", "unique|list", "string", "upper", "lower", "title", "capitalize", "trim", "int", "float", "abs", "tojson", "tojson(indent=2)", "default('D')", "default('D', true)",
+               "items|list", "dictsort", "reverse|list", "map('string')|list", "map(attribute='name')|list", "select|list", "selectattr('name')|list", "selectattr('role', 'equalto', 'user')|list", "rejectattr('age', 'eq', 30)|list", "replace('l', 'L')", "indent(2)", "batch(2)|list", "min", "max", "sum", "round", "wordcount")
+    METHODS = ("upper()", "lower()", "strip()", "split()", "split(',')", "split('l', 1)", "rsplit('o', 1)", "splitlines()", "startswith('H')", "endswith(('d', '\\n'))", "replace('o', '0')", "lstrip('H')", "rstrip('\\n')", "title()", "capitalize()",
+               "find('o')", "count('l')", "join(words)", "get('a')", "get('z', 'q')", "items()|list", "keys()|list", "values()|list", "removeprefix('He')", "isdigit()", "zfill(5)", "format(1, 2)", "index(1)", "copy()", "nothing()")
+    TESTS = ("defined", "undefined", "none", "string", "number", "integer", "float", "boolean", "true", "false", "mapping", "sequence", "iterable", "odd", "even", "in l", "in s", "eq 7", "divisibleby 2", "lower", "upper", "callable")
+    ATTRS = ("name", "role", "content", "age", "addr", "city", "items", "get", "x", "a", "b", "tags", "upper", "keys", "0", "type", "function", "tool_calls")
+
+    def __init__(self, seed):
+        self.r = random.Random(seed)
+        self.names = []
+
+    def pick(self, *choices):
+        return self.r.choice(choices)
+
+    def name(self):
+        if self.names and self.r.random() < 0.5:
+            return self.r.choice(self.names)
+        return self.r.choice(list(VARS) + ["missing"])
+
+    def atom(self):
+        return self.pick(self.name, self.name, self.name, lambda: self.pick("1", "0", "-1", "2.5", "'a'", "'Hello'", "''", "none", "true", "false", "[]", "{}", "[1, 2]", "('a', 1)", "{'a': 1}", "'%s'", "'\\n'", "7"))()
+
+    def expr(self, depth):
+        if depth <= 0:
+            return self.atom()
+        e = lambda: self.expr(depth - self.r.randint(1, 2))
+        kind = self.r.randint(0, 17)
+        if kind in (6, 7) and self.r.random() < 0.7:
+            return f"{self.pick('s', 'sp', 'lines', 'uni', 'words[0]', 'messages[0].content', 's|upper')}.{self.r.choice(self.METHODS)}"
+        if kind <= 1:
+            return f"({e()}).{self.r.choice(self.ATTRS)}" if kind else f"{self.name()}.{self.r.choice(self.ATTRS)}"
+        if kind == 2:
+            return f"{self.name()}[{self.pick('0', '-1', '1', repr(self.r.choice(self.ATTRS)), e())}]"
+        if kind == 3:
+            b = lambda: self.pick("", "", "1", "-1", "2", "0", "n")
+            return f"({e()})[{b()}:{b()}{self.pick('', '', ':' + self.pick('1', '2', '-1'))}]"
+        if kind <= 5:
+            return f"({e()})|{self.r.choice(self.FILTERS)}"
+        if kind <= 7:
+            return f"({e()}).{self.r.choice(self.METHODS)}"
+        if kind == 8:
+            return f"({e()} is {self.pick('', '', 'not ')}{self.r.choice(self.TESTS)})"
+        if kind <= 11:
+            return f"({e()} {self.pick('+', '+', '~', '~', '~', '~', '-', '*', '//', '%')} {e()})"
+        if kind == 12:
+            return f"({e()} {self.pick('==', '!=', '<', '<=', '>', '>=', 'in', 'not in')} {e()})"
+        if kind == 13:
+            return f"({e()} {self.pick('and', 'or')} {e()})"
+        if kind == 14:
+            return f"(not {e()})"
+        if kind == 15:
+            return f"({e()} if {e()}{self.pick('', f' else {e()}', f' else {e()}')})"
+        if kind == 16:
+            return self.pick(f"[{e()}, {e()}]", f"({e()}, {e()})", f"{{'k': {e()}, 'l': {e()}}}")
+        return f"{e()} + {e()} + {e()}"
+
+    def space(self):
+        return self.pick("", "", " ", "\n", "\n  ", "  \n", "x", " y\n")
+
+    def tag(self, inside):
+        return f"{{%{self.pick('', '', '-', '+')} {inside} {self.pick('', '', '-', '+')}%}}"
+
+    def body(self, depth):
+        return "".join(self.space() + self.node(depth) + self.space() for _ in range(self.pick(1, 1, 2)))
+
+    def node(self, depth):
+        kind = self.r.randint(0, 9) if depth > 0 else 0
+        e = lambda: self.expr(self.pick(0, 0, 1, 1, 1, 2))
+        if kind <= 3:
+            return "{{" + self.pick("", "-", "") + " " + e() + " " + self.pick("", "-") + "}}"
+        before = list(self.names)
+        try:
+            if kind == 4:
+                return self.tag("if " + e()) + self.body(depth - 1) + self.pick("", self.tag("elif " + e()) + self.body(depth - 1)) + self.pick("", self.tag("else") + self.body(depth - 1)) + self.tag("endif")
+            if kind == 5:
+                over = self.pick("messages", "people", "l", "words", "d", "s", "range(3)", "el", e(), "messages[1:]", "people|selectattr('tags')")
+                head = self.tag(f"for q in {over}{self.pick('', '', ' if q')}")
+                self.names += ["q", "q", "q", "q.name", "q.role", "q.content", "q['name']", "loop.index", "loop.first", "loop.last", "loop.index0"]
+                return head + self.body(depth - 1) + self.pick("", self.tag("if q == 1") + self.tag(self.pick("break", "continue")) + self.tag("endif")) + self.pick("", "", self.tag("else") + "none") + self.tag("endfor")
+            if kind == 6:
+                head = self.tag(f"for k, v in {self.pick('d.items()', 'd|dictsort', 'items_key|items', '[[1, 2], (3, 4)]', e())}")
+                self.names += ["k", "v", "v", "loop.last"]
+                return head + self.body(depth - 1) + self.tag("endfor")
+            if kind == 7:
+                return self.tag("set w = " + e()) + "{{ w }}" + self.pick("", "{{ w + 'x' }}", "{{ w is string }}")
+            if kind == 8:
+                self.names += ["ns.a", "ns.b"]
+                return self.tag(f"set ns = namespace(a={self.atom()})") + self.tag("set ns.b = " + e()) + self.body(depth - 1)
+            return self.tag("set w") + self.body(depth - 1) + self.tag("endset") + "[{{ w }}]"
+        finally:
+            if kind in (5, 6):
+                self.names = before
+
+    def template(self):
+        self.names = []
+        macro = ""
+        if self.r.random() < 0.2:
+            self.names = ["p", "p", "o"]
+            macro = self.tag("macro m(p, o=2)") + self.body(1) + self.tag("endmacro")
+            self.names = []
+            macro += "{{ m(" + self.expr(1) + ") }}" + self.pick("", "{{ m(" + self.expr(1) + ", " + self.expr(1) + ") ~ 'z' }}", "{{ m(o=1) }}")
+        return macro + self.body(2)
+
+
 def main():
+    warnings.simplefilter("ignore")
+    if len(sys.argv) > 1:
+        made = Random(int(sys.argv[2]))
+        SNIPPETS[:] = [made.template() for _ in range(int(sys.argv[1]))]
     env, bare = environment(), environment(renders=False)
     cases = []
     for source in dict.fromkeys(SNIPPETS):
@@ -256,7 +371,7 @@ def main():
             case.pop("error", None)
             case["address"] = True  # of an object: nothing that could be compared
         cases.append(case)
-    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "snippets.json.gz")
+    path = sys.argv[3] if len(sys.argv) > 1 else os.path.join(os.path.dirname(os.path.abspath(__file__)), "snippets.json.gz")
     text = json.dumps({"vars": VARS, "cases": cases}, ensure_ascii=False, separators=(",", ":"))
     with gzip.GzipFile(path, "wb", mtime=0) as f:
         f.write(text.encode())

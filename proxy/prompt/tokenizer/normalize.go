@@ -1,6 +1,7 @@
 package tokenizer
 
 import (
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -29,12 +30,84 @@ func nfc(text string) string {
 		if r < 0x300 || classOf(r)&classNormalizes != 0 || !isNew(r) {
 			continue
 		}
-		b.WriteString(norm.NFC.String(text[from:k]))
+		writeComposed(&b, text[from:k])
 		b.WriteString(string(r))
 		from = k + len(string(r))
 	}
-	b.WriteString(norm.NFC.String(text[from:]))
+	writeComposed(&b, text[from:])
 	return b.String()
+}
+
+// mostMarks is how many marks norm puts behind one starter. It breaks longer
+// runs by a character of its own, which no other library does.
+const mostMarks = 30
+
+// writeComposed writes text in the composed form. It cuts it where nothing
+// composes with what is before, and leaves to norm the parts that it gets right.
+func writeComposed(b *strings.Builder, text string) {
+	from, start, marks := 0, 0, 0
+	end := func(i int) {
+		if marks > mostMarks {
+			b.WriteString(norm.NFC.String(text[from:start]))
+			b.WriteString(string(composeRun([]rune(text[start:i]))))
+			from = i
+		}
+		start, marks = i, 0
+	}
+	for i := range text {
+		p := norm.NFC.PropertiesString(text[i:])
+		if p.BoundaryBefore() {
+			end(i)
+		}
+		marks += max(1, utf8.RuneCount(p.Decomposition()))
+	}
+	end(len(text))
+	b.WriteString(norm.NFC.String(text[from:]))
+}
+
+// composeRun is canonical composition as Unicode defines it (D117), by norm's
+// knowledge of single characters and pairs.
+func composeRun(text []rune) []rune {
+	type mark struct {
+		r   rune
+		ccc uint8
+	}
+	var run []mark
+	for _, r := range text {
+		p := norm.NFC.PropertiesString(string(r))
+		parts := []rune(string(p.Decomposition()))
+		if len(parts) == 0 {
+			parts = []rune{r}
+		}
+		for _, r := range parts {
+			run = append(run, mark{r, norm.NFC.PropertiesString(string(r)).CCC()})
+		}
+	}
+	for from := 0; from < len(run); {
+		end := from + 1
+		if run[from].ccc != 0 {
+			for end < len(run) && run[end].ccc != 0 {
+				end++
+			}
+			slices.SortStableFunc(run[from:end], func(a, b mark) int { return int(a.ccc) - int(b.ccc) })
+		}
+		from = end
+	}
+	out := make([]rune, 0, len(run))
+	starter, last := -1, -1 // where in out the last starter is, and the class of what was kept behind it
+	for _, m := range run {
+		if starter >= 0 && last < int(m.ccc) {
+			if pair := []rune(norm.NFC.String(string(out[starter]) + string(m.r))); len(pair) == 1 {
+				out[starter] = pair[0]
+				continue
+			}
+		}
+		if last = int(m.ccc); last == 0 {
+			starter, last = len(out), -1
+		}
+		out = append(out, m.r)
+	}
+	return out
 }
 
 // isNew tells whether norm knows how to decompose, reorder or compose a code

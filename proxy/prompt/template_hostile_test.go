@@ -1,0 +1,189 @@
+package prompt
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ardanlabs/jinja"
+)
+
+// hostileTime is far more than a render may take, for machines under load.
+const hostileTime = 20 * time.Second
+
+// What would take forever, or all memory, ends soon and is not followed, or
+// fails as in Python's sandbox.
+func TestTemplateBounds(t *testing.T) {
+	big := jinja.NewString(strings.Repeat("x", 4<<20))
+	many := make([]jinja.Value, 50_000)
+	for i := range many {
+		many[i] = jinja.NewInt(int64(i))
+	}
+	deep := jinja.NewList(nil)
+	for range 5000 {
+		deep = jinja.NewList([]jinja.Value{deep})
+	}
+	vars := map[string]jinja.Value{"big": big, "many": jinja.NewList(many), "deep": deep, "s": jinja.NewString("s")}
+	f := func(source string) {
+		t.Helper()
+		start := time.Now()
+		tmpl, err := compileTemplate(source)
+		if err == nil {
+			var text string
+			if text, err = tmpl.render(vars, corpusNow); err == nil {
+				t.Errorf("%q rendered %d bytes", source, len(text))
+			}
+			if strings.Contains(fmt.Sprint(err), "panics") {
+				t.Errorf("%q: %v", source, err)
+			}
+		}
+		took := time.Since(start)
+		if testing.Verbose() {
+			t.Logf("%.60q: %v %.100v", source, took, err)
+		}
+		if took > hostileTime {
+			t.Errorf("%.60q took %v", source, took)
+		}
+	}
+	f("{% for i in range(10 ** 9) %}x{% endfor %}")
+	f("{% for i in range(100000) %}{% for j in range(100000) %}x{% endfor %}{% endfor %}")
+	f("{% for i in many %}{% for j in many %}{% endfor %}{% endfor %}")
+	f("{% for i in many %}{% if i in many and i == 'x' %}{% endif %}{{ many[::-1] }}{% endfor %}")
+	f("{% for i in many %}{{ many|sort|length }}{% endfor %}")
+	f("{% for i in many %}{{ many }}{% endfor %}")
+	f("{% for i in many %}{{ big }}{% endfor %}")
+	f("{% for i in many %}{% set x = big|upper %}{% endfor %}")
+	f("{% for c in big %}{% for d in big %}{% endfor %}{% endfor %}")
+	f("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}")
+	f("{% macro a() %}{{ b() }}{% endmacro %}{% macro b() %}{{ a() }}{% endmacro %}{{ a() }}")
+	f("{% macro m() %}{{ caller() }}{% endmacro %}{% macro r() %}{% call m() %}{{ r() }}{% endcall %}{% endmacro %}{{ r() }}")
+	f("{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}")
+	f("{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}")
+	f("{% set ns = namespace(s='x') %}{% for i in range(100) %}{% set ns.s = ns.s + ns.s %}{% endfor %}{{ ns.s|length }}")
+	f("{% set ns = namespace(s='x') %}{% for i in range(100) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s|length }}")
+	f("{% set ns = namespace(s='x') %}{% for i in range(100) %}{% set ns.s %}{{ ns.s }}{{ ns.s }}{% endset %}{% endfor %}")
+	f("{% set ns = namespace(s='x') %}{% for i in range(100) %}{% set x %}{{ ns.s }}{{ ns.s }}{% endset %}{% set ns.s = x %}{% endfor %}{{ ns.s|length }}")
+	f("{% set ns = namespace(s=[1]) %}{% for i in range(100) %}{% set ns.s = ns.s + ns.s %}{% endfor %}{{ ns.s|length }}")
+	f("{% set ns = namespace(s='x') %}{% for i in range(100) %}{% set ns.s = ns.s|replace('x', 'xx') %}{% endfor %}{{ ns.s|length }}")
+	f("{% set ns = namespace(s='x') %}{% for i in range(100) %}{% set ns.s = [ns.s, ns.s]|tojson %}{% endfor %}{{ ns.s|length }}")
+	f("{% set ns = namespace(s=[1]) %}{% for i in range(100) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}{{ ns.s|length }}{{ ns.s }}")
+	f("{% set ns = namespace(s=[1]) %}{% for i in range(100) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}{{ ns.s|tojson }}")
+	f("{% set ns = namespace(s=[1], t=[1]) %}{% for i in range(100) %}{% set ns.s = [ns.s, ns.s] %}{% set ns.t = [ns.t, ns.t] %}{% endfor %}{{ ns.s == ns.t }}")
+	f("{{ 'x' * 10 ** 12 }}")
+	f("{{ [1] * 10 ** 12 }}")
+	f("{{ 'x'.ljust(10 ** 12) }}{{ 'x'.center(10 ** 10) }}")
+	f("{{ '%1000000000d' % 1 }}")
+	f("{{ '%.1000000000f' % 1 }}")
+	f("{{ 'a\nb'|indent(10 ** 10) }}")
+	f("{{ {'a': 1}|tojson(indent=10 ** 10) }}")
+	f("{{ 9 ** 9 ** 9 ** 9 }}")
+	f("{{ deep }}")
+	f("{{ deep|tojson }}")
+	f("{{ " + strings.Repeat("(", 50_000) + "1" + strings.Repeat(")", 50_000) + " }}")
+	f("{{ " + strings.Repeat("[", 50_000) + strings.Repeat("]", 50_000) + " }}")
+	f("{{ " + strings.Repeat("not ", 100_000) + "1 }}")
+	f("{{ " + strings.Repeat("-", 100_000) + "1 }}")
+	f("{{ 1" + strings.Repeat(" + 1", 200_000) + " }}")
+	f("{{ s" + strings.Repeat(".a", 200_000) + " }}")
+	f("{{ s" + strings.Repeat("|upper", 200_000) + " }}")
+	f("{{ 1" + strings.Repeat(" if 1 else 1", 80_000) + " }}")
+	f("{{ " + strings.Repeat("(", 300) + "s" + strings.Repeat(" if s else s)", 300) + " }}" + "{{ raise_exception('end') }}")
+	f(strings.Repeat("{% if s %}", 90_000))
+	f(strings.Repeat("{% for x in s %}", 60_000))
+	f(strings.Repeat("{% if s %}", 5000) + strings.Repeat("{% endif %}", 5000))
+	f(strings.Repeat("{% for x in range(10) %}", 40) + strings.Repeat("{% endfor %}", 40))
+	f(strings.Repeat("x", 2<<20))
+}
+
+// Real templates bear chats of any size within a second or say that they do
+// not.
+func TestTemplateLargeChats(t *testing.T) {
+	folder, _ := corpus(t)
+	if testing.Short() {
+		t.Skip("renders large chats")
+	}
+	paths, _ := filepath.Glob(filepath.Join(folder, "*.jinja"))
+	huge := chat(1, 4<<20)
+	long := chat(50_000, 4<<20)
+	followed := 0
+	for _, path := range paths {
+		source, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tmpl, err := compileTemplate(string(source))
+		if err != nil {
+			t.Errorf("%s: %v", path, err)
+			continue
+		}
+		for _, vars := range []map[string]jinja.Value{huge, long} {
+			start := time.Now()
+			_, err := tmpl.render(vars, corpusNow)
+			if took := time.Since(start); took > hostileTime {
+				t.Errorf("%s took %v", path, took)
+			}
+			if err == nil {
+				followed++
+			} else if errors.Is(err, errUnfollowed) {
+				t.Logf("%s: %v", filepath.Base(path), err)
+			}
+		}
+	}
+	t.Logf("%d of %d large chats rendered", followed, 2*len(paths))
+	if followed < len(paths) {
+		t.Errorf("only %d large chats rendered", followed)
+	}
+}
+
+// Any goroutine may render, and none sees what another is given.
+func TestTemplateConcurrently(t *testing.T) {
+	tmpl, err := compileTemplate("{% macro m(x) %}<{{ x }}>{% endmacro %}{% for m_ in messages %}{{ m(m_.role + '!') }}{{ loop.index }}{% endfor %}{{ n }}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error)
+	for i := range 4 {
+		go func() {
+			v := jinja.NewDict()
+			v.AsDict().Set("role", jinja.NewString(fmt.Sprint(i)))
+			vars := map[string]jinja.Value{"messages": jinja.NewList([]jinja.Value{v, v}), "n": jinja.NewInt(int64(i))}
+			want := fmt.Sprintf("<%d!>1<%d!>2%d", i, i, i)
+			for range 200 {
+				if text, err := tmpl.render(vars, corpusNow); err != nil || text != want {
+					done <- fmt.Errorf("got %q, %v, want %q", text, err, want)
+					return
+				}
+			}
+			done <- nil
+		}()
+	}
+	for range 4 {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// No template and no chat makes it panic, or takes long.
+func FuzzTemplate(f *testing.F) {
+	_, cases := snippets(f)
+	for i, c := range cases {
+		if i%7 == 0 {
+			f.Add(c.Source)
+		}
+	}
+	vars, _ := snippets(f)
+	f.Fuzz(func(t *testing.T, source string) {
+		tmpl, err := compileTemplate(source)
+		if err != nil {
+			return
+		}
+		if _, err := tmpl.render(vars, corpusNow); err != nil && (strings.Contains(err.Error(), "panics") || strings.Contains(err.Error(), "BUG")) {
+			t.Errorf("%q: %v", source, err)
+		}
+	})
+}
