@@ -173,13 +173,24 @@ func (p *prompts) join(slot int) *checker {
 	return c
 }
 
-// leave forgets a replica that has left. What its engine was accused of goes
-// with it.
+// leave takes a replica that gets no more requests out of what is judged. What
+// its engine was accused of goes with it; should it come back, it is probed.
 func (p *prompts) leave(slot int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.acquitLocked(slot)
+}
+
+// release forgets a replica that has left, of which the last request is over.
+func (p *prompts) release(slot int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.checkers, slot)
 	p.dropTalliesLocked(func(k tallyKey) bool { return k.slot == slot })
+	p.acquitLocked(slot)
+}
+
+func (p *prompts) acquitLocked(slot int) {
 	for _, e := range p.followed {
 		delete(e.probes, slot)
 		e.trust.left(slot)
@@ -214,10 +225,12 @@ func (f *fleet) checkPrompts(ctx context.Context, m *member) {
 	}
 }
 
+// notDue is when a checker looks again that is not poked before.
+const notDue = 24 * time.Hour
+
 // probeDue sends the probes that are due, and returns the oracle for samples of
 // the same process of the engine, and when to look again.
 func (f *fleet) probeDue(ctx context.Context, m *member, o *oracle) (*oracle, time.Duration) {
-	const never = 24 * time.Hour // or when it is poked
 	f.mu.Lock()
 	standing, returns, came, key, engine := m.vitals.standing, m.returns, m.came, m.key, m.cfg.Engine
 	here := m.gone.IsZero()
@@ -229,13 +242,13 @@ func (f *fleet) probeDue(ctx context.Context, m *member, o *oracle) (*oracle, ti
 	}
 	f.mu.Unlock()
 	if !here || standing != up && standing != ejected {
-		return nil, never
+		return nil, notDue
 	}
 	if o == nil || o.returns != returns || o.engine != engine {
 		o = &oracle{client: f.client, replica: m.replica, engine: engine, returns: returns}
 	}
 	o.key = key
-	wait := never
+	wait := notDue
 	seen := map[*followedModel]bool{}
 	for _, name := range names {
 		e := f.prompts.of(name)
@@ -265,14 +278,13 @@ const retryProbes, retryProbesMost = time.Second, 5 * time.Minute
 // probe sends a replica's probes of one model if they are due, and returns in
 // what time they may be.
 func (p *prompts) probe(ctx context.Context, o *oracle, m *member, e *followedModel, name string, came time.Time) time.Duration {
-	const never = 24 * time.Hour
 	slot := m.replica.Slot
 	p.mu.Lock()
 	model, generation := e.model, e.generation
 	before := e.probes[slot]
 	if p.followed[e.settings] != e || p.checkers[slot] != m.checker {
 		p.mu.Unlock()
-		return never
+		return notDue
 	}
 	if model == nil {
 		// What was not there may have come with the engine.
@@ -280,13 +292,13 @@ func (p *prompts) probe(ctx context.Context, o *oracle, m *member, e *followedMo
 			p.enqueueLocked(e)
 		}
 		p.mu.Unlock()
-		return never
+		return notDue
 	}
 	fresh := before.outcome == unasked || before.returns != o.returns || before.generation != generation
 	if !fresh {
 		if before.outcome != failed {
 			p.mu.Unlock()
-			return never
+			return notDue
 		}
 		if left := time.Until(before.at.Add(probePause(before.failures))); left > 0 {
 			p.mu.Unlock()
@@ -312,7 +324,7 @@ func (p *prompts) probe(ctx context.Context, o *oracle, m *member, e *followedMo
 		}
 	}
 	if ctx.Err() != nil {
-		return never
+		return notDue
 	}
 	return p.probed(o, m, e, generation, c)
 }
@@ -329,19 +341,18 @@ func probePause(failures int) time.Duration {
 
 // probed notes what has become of a replica's probes.
 func (p *prompts) probed(o *oracle, m *member, e *followedModel, generation int, c comparison) time.Duration {
-	const never = 24 * time.Hour
 	slot, now := m.replica.Slot, time.Now()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.followed[e.settings] != e || p.checkers[slot] != m.checker {
-		return never
+		return notDue
 	}
 	if e.generation != generation {
 		return 0 // another model was loaded meanwhile
 	}
 	before := e.probes[slot]
 	record := probed{m.id, generation, o.returns, now, c, 0}
-	wait := never
+	wait := notDue
 	switch c.outcome {
 	case agrees:
 		p.past[checkKey{fromProbe, resultAgree}]++

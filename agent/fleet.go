@@ -246,6 +246,7 @@ func (f *fleet) joinLocked(m *member, w finding) {
 func (f *fleet) leaveLocked(m *member, now time.Time) {
 	f.log.Info("replica leaves", "replica", m.id, "url", m.url, "source", m.source, "in_flight", m.replica.InFlight())
 	f.health.left(&m.vitals, now)
+	f.prompts.leave(m.replica.Slot)
 	m.gone, m.unrouted, m.standsIn = now, now, false
 	m.leave()
 	f.leaving = append(f.leaving, m)
@@ -256,7 +257,7 @@ func (f *fleet) releaseLocked(m *member) {
 	m.leave()
 	m.end()
 	m.replica.Close()
-	f.prompts.leave(m.replica.Slot)
+	f.prompts.release(m.replica.Slot)
 	f.slots.release(m.replica.Slot)
 	f.leaving = slices.DeleteFunc(f.leaving, func(other *member) bool { return other == m })
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -89,8 +90,8 @@ type settings struct {
 	held                                         contents // what the template's file holds
 }
 
-// followedModel is what is loaded for settings, and what comparisons with engines have
-// shown. It is guarded by prompts.mu.
+// followedModel is what is loaded for settings, and what comparisons with
+// engines have shown. It is guarded by prompts.mu.
 type followedModel struct {
 	settings
 	// model is nil while it is loaded and when there is none; why is then why.
@@ -296,7 +297,7 @@ func (p *prompts) find(s *settings) (m *prompt.Model, from string, err error) {
 			return nil, "", p.ctx.Err()
 		}
 		source.Cache = p.cache
-		m, err := p.load(source)
+		m, err := p.loadOne(source)
 		if err == nil && m != nil {
 			closeLater(m)
 			return m, source.Tokenizer, nil
@@ -307,6 +308,17 @@ func (p *prompts) find(s *settings) (m *prompt.Model, from string, err error) {
 		return nil, "", errors.New("no tokenizer is configured, and neither the engine's root nor the model's name is a directory or the name of one here")
 	}
 	return nil, "", errors.Join(errs...)
+}
+
+// loadOne loads a model. What is in its files is not the agent's: should the
+// loading panic, the model is approximate and the others go on.
+func (p *prompts) loadOne(source prompt.Source) (m *prompt.Model, err error) {
+	defer func() {
+		if what := recover(); what != nil {
+			m, err = nil, fmt.Errorf("BUG: loading %q has failed: %v\n%s", source.Tokenizer, what, debug.Stack())
+		}
+	}()
+	return p.load(source)
 }
 
 // closeLater closes a model some time after nobody refers to it any more. Only

@@ -65,6 +65,9 @@ func (l *library) load(source prompt.Source) (*prompt.Model, error) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if source.Tokenizer == "org/poison" {
+		panic("poisoned")
+	}
 	if !slices.Contains(l.has, source.Tokenizer) {
 		return nil, fmt.Errorf("tokenizer %q: not here", source.Tokenizer)
 	}
@@ -929,6 +932,19 @@ func TestConfiguredTokenizerIsMissing(t *testing.T) {
 	if got := fmt.Sprint(l.fleet.ailments()); got != `[the prompts of m are approximate (tokenizer "org/absent": not here)]` {
 		t.Errorf("what ails it: %s", got)
 	}
+}
+
+// Files that are not as any should be harm only their own model.
+func TestLoadingThatPanics(t *testing.T) {
+	e := startFake(t, "vllm")
+	e.set(func(e *fakeEngine) { e.cards = `{"id":"m","root":"org/m"},{"id":"bad","root":"org/poison"}` })
+	l := newLibrary(t, []string{"org/m"}, nil, e)
+	l.tells("m", "followed, gpu-0 agrees")
+	eventually(t, func() bool {
+		return strings.HasPrefix(l.told("bad"), `approximate (BUG: loading "org/poison" has failed: poisoned;`)
+	}, func() string {
+		return l.told("bad")
+	})
 }
 
 func TestCheckFiles(t *testing.T) {
