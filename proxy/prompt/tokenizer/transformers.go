@@ -22,8 +22,22 @@ type settings struct {
 	legacy                    bool
 	addPrefixSpace            *bool
 	// added are added tokens that take the place of the file's of the same text.
-	// named are those that are added unless they are there.
-	added, named []fileToken
+	// more are those that are added unless they are there, and named those that
+	// have a name, such as eos_token: null for none, missing for what the class
+	// has.
+	added, more []fileToken
+	named       map[string]jsontext.Value
+}
+
+// namedTokens are the names of special tokens, in transformers' order.
+var namedTokens = []string{"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}
+
+// classTokens are the special tokens that a class has unless it is told others.
+var classTokens = map[string]map[string]string{
+	"LlamaTokenizer":   {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
+	"GemmaTokenizer":   {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>", "mask_token": "<mask>"},
+	"Qwen2Tokenizer":   {"eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>", "pad_token": "<|endoftext|>"},
+	"Qwen3_5Tokenizer": {"eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>", "pad_token": "<|endoftext|>"},
 }
 
 // fileKeepers are the model types for which transformers takes a tokenizer.json
@@ -55,13 +69,6 @@ func readSettings(dir string) (s settings, err error) {
 		Legacy             *bool                     `json:"legacy"`
 		AddPrefixSpace     *bool                     `json:"add_prefix_space"`
 		AddedTokensDecoder map[string]*settingsToken `json:"added_tokens_decoder"`
-		BOS                *settingsToken            `json:"bos_token"`
-		EOS                *settingsToken            `json:"eos_token"`
-		Unk                *settingsToken            `json:"unk_token"`
-		Sep                *settingsToken            `json:"sep_token"`
-		Pad                *settingsToken            `json:"pad_token"`
-		CLS                *settingsToken            `json:"cls_token"`
-		Mask               *settingsToken            `json:"mask_token"`
 		Additional         jsontext.Value            `json:"additional_special_tokens"`
 		Extra              jsontext.Value            `json:"extra_special_tokens"`
 	}
@@ -93,19 +100,18 @@ func readSettings(dir string) (s settings, err error) {
 			s.added = append(s.added, t.fileToken)
 		}
 	}
-	named := []*settingsToken{tokenizer.BOS, tokenizer.EOS, tokenizer.Unk, tokenizer.Sep, tokenizer.Pad, tokenizer.CLS, tokenizer.Mask}
 	for _, list := range []jsontext.Value{tokenizer.Additional, tokenizer.Extra} {
 		var more []*settingsToken
 		if list.Kind() == '[' && json.Unmarshal(list, &more) == nil {
-			named = append(named, more...)
+			for _, t := range more {
+				if t != nil {
+					s.more = append(s.more, t.fileToken)
+				}
+			}
 		}
 	}
-	for _, t := range named {
-		if t != nil {
-			s.named = append(s.named, t.fileToken)
-		}
-	}
-	return s, nil
+	_, err = readJSON(filepath.Join(dir, "tokenizer_config.json"), &s.named)
+	return s, err
 }
 
 // settingsToken is a token of tokenizer_config.json: an object, or its text.
@@ -210,7 +216,17 @@ func (s settings) apply(f *file) {
 	for _, t := range s.added {
 		add(t, true)
 	}
-	for _, t := range s.named {
+	for _, name := range namedTokens {
+		t := settingsToken{fileToken{Content: classTokens[class][name], Special: true}}
+		if v, ok := s.named[name]; ok {
+			t = settingsToken{}
+			if !isNull(v) && json.Unmarshal(v, &t) != nil {
+				continue // it is of no form that transformers loads
+			}
+		}
+		add(t.fileToken, false)
+	}
+	for _, t := range s.more {
 		add(t, false)
 	}
 }
