@@ -1,8 +1,6 @@
 package prompt
 
-import (
-	"slices"
-)
+import "slices"
 
 // binding is a name that a scope around binds.
 type binding struct {

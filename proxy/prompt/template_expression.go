@@ -2,10 +2,11 @@ package prompt
 
 import (
 	"fmt"
-	"github.com/ardanlabs/jinja"
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/ardanlabs/jinja"
 )
 
 // kindOf is what is known of an expression's value before it is there.
