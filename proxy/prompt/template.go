@@ -16,15 +16,15 @@ import (
 // The library that renders it differs from Jinja in many details. So a
 // template is parsed and written anew for the library: its statements, names,
 // conditions and calls stay, while white space is resolved and whatever Python
-// would do in another way is a call of one of our helpers (rewriter). What
+// would do in another way is a call of one of our operations (see rewriter). What
 // cannot be written so is refused when it is compiled.
 type template struct {
-	library *jinja.Template
-	helpers map[string]helper
-	runs    [][]segment
-	format  string
-	names   map[string]bool
-	clock   bool
+	library    *jinja.Template
+	operations map[string]operation
+	runs       [][]segment
+	format     string
+	names      map[string]bool
+	clock      bool
 	// rewritten is the library's source, for tests and people.
 	rewritten string
 	renders   sync.Pool // of *rendering
@@ -45,12 +45,12 @@ func compileTemplate(source string) (t *template, err error) {
 		return nil, fmt.Errorf("the template cannot be followed: %w", err)
 	}
 	t = &template{
-		helpers:   w.helpers,
-		runs:      w.runs,
-		format:    contentFormat(nodes),
-		names:     undeclared(nodes),
-		clock:     w.clock,
-		rewritten: w.out.String(),
+		operations: w.operations,
+		runs:       w.runs,
+		format:     contentFormat(nodes),
+		names:      undeclared(nodes),
+		clock:      w.clock,
+		rewritten:  w.out.String(),
 	}
 	if t.library, err = jinja.Compile(t.rewritten); err != nil {
 		return nil, fmt.Errorf("the template cannot be followed: %w", err)
@@ -73,19 +73,25 @@ func (t *template) usesClock() bool { return t.clock }
 // tells. An error is what transformers would raise, or errUnfollowed. Neither
 // vars nor what is in them is changed or kept.
 func (t *template) render(vars map[string]jinja.Value, now time.Time) (text string, err error) {
-	r, _ := t.renders.Get().(*rendering)
-	if r == nil {
-		r = newRendering(t.helpers, t.runs)
-	}
 	defer func() {
 		if p := recover(); p != nil {
 			// r may be in any state: it is not put back.
 			text, err = "", unfollowed("a template that panics (%v)", p)
 		}
 	}()
+	for name := range vars {
+		if libraryGlobals[name] {
+			// Python would call it in place of the function.
+			return "", unfollowed("the variable %s", name)
+		}
+	}
+	r, _ := t.renders.Get().(*rendering)
+	if r == nil {
+		r = newRendering(t.operations, t.runs)
+	}
 	r.begin(now)
 	for name, v := range vars {
-		if _, taken := t.helpers[name]; !taken {
+		if _, taken := t.operations[name]; !taken {
 			r.vars[rename(name)] = v
 		}
 	}
@@ -97,7 +103,7 @@ func (t *template) render(vars map[string]jinja.Value, now time.Time) (text stri
 		text = string(r.out)
 	}
 	for name := range vars {
-		if _, taken := t.helpers[name]; !taken {
+		if _, taken := t.operations[name]; !taken {
 			delete(r.vars, rename(name))
 		}
 	}
@@ -108,9 +114,9 @@ func (t *template) render(vars map[string]jinja.Value, now time.Time) (text stri
 	return text, err
 }
 
-// helper is what a rewritten template calls in place of what the library does
+// operation is what a rewritten template calls in place of what the library does
 // in another way than Python.
-type helper func(r *rendering, args []jinja.Value, kwargs map[string]jinja.Value) (jinja.Value, error)
+type operation func(r *rendering, args []jinja.Value, kwargs map[string]jinja.Value) (jinja.Value, error)
 
 // maxKept is how large a buffer is kept for the next render.
 const maxKept = 1 << 20
@@ -126,7 +132,7 @@ const (
 // rendering is one render of a template: what it has taken so far. One
 // goroutine uses it at a time; template.render begins and ends it.
 type rendering struct {
-	// vars are the helpers, and during a render the request's variables.
+	// vars are the operations, and during a render the request's variables.
 	vars    map[string]jinja.Value
 	runs    [][]segment
 	out     []byte // the text
@@ -137,16 +143,16 @@ type rendering struct {
 	bytes   int
 	calls   int
 	buffer  []byte
-	// arguments is memory for helpEach.
+	// arguments is memory for opEach.
 	arguments []jinja.Value
-	first     bool // see helpFirst
+	first     bool // see opFirst
 }
 
-func newRendering(helpers map[string]helper, runs [][]segment) *rendering {
-	r := &rendering{runs: runs, vars: make(map[string]jinja.Value, len(helpers)+16)}
-	for name, h := range helpers {
+func newRendering(operations map[string]operation, runs [][]segment) *rendering {
+	r := &rendering{runs: runs, vars: make(map[string]jinja.Value, len(operations)+16)}
+	for name, h := range operations {
 		callable := name
-		if name == helperDict {
+		if name == operationDict {
 			callable = "dict" // the library then keeps the order of keywords
 		}
 		r.vars[name] = jinja.NewCallable(callable, func(args []jinja.Value, kwargs map[string]jinja.Value) (jinja.Value, error) {

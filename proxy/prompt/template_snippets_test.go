@@ -118,14 +118,14 @@ const maxRefused = 400
 var jinjaGlobals = names("range dict lipsum cycler joiner namespace raise_exception strftime_now")
 
 // The library's own dialect must not leak: neither names that mean something
-// to it nor those of helpers can be given to a template.
+// to it nor those of operations can be given to a template.
 func TestTemplateVariablesCannotReplaceHelpers(t *testing.T) {
 	tmpl, err := compileTemplate("{{ a + 'x' }}{{ null }}")
 	if err != nil {
 		t.Fatal(err)
 	}
 	vars := map[string]jinja.Value{"a": jinja.NewString("A"), "null": jinja.NewInt(1)}
-	for name := range tmpl.helpers {
+	for name := range tmpl.operations {
 		vars[name] = jinja.NewString("mine")
 	}
 	if text, err := tmpl.render(vars, corpusNow); err != nil || text != "Ax1" {

@@ -141,3 +141,104 @@ func TestTemplateCorpus(t *testing.T) {
 		}
 	}
 }
+
+func TestTemplateContentFormat(t *testing.T) {
+	f := func(source, want string) {
+		t.Helper()
+		tmpl, err := compileTemplate(source)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := tmpl.contentFormat(); got != want {
+			t.Errorf("%q: got %s, want %s", source, got, want)
+		}
+	}
+	f("{% for m in messages %}{{ m.content }}{% endfor %}", "string")
+	f("{% for m in messages %}{% for c in m.content %}{% endfor %}{% endfor %}", "openai")
+	f("{% for m in messages[1:] %}{% for c in m['content']|list %}{% endfor %}{% endfor %}", "openai")
+	f("{% set loop_messages = messages %}{% for m in loop_messages %}{% for c in m.content %}{% endfor %}{% endfor %}", "openai")
+	f("{% for m in messages %}{% set content = m.content %}{% for c in content %}{% endfor %}{% endfor %}", "openai")
+	f("{% for c in content %}{% endfor %}", "openai")
+	f("{% for m in messages %}{% for c in m.tool_calls %}{% endfor %}{% endfor %}", "string")
+	f("{% for m in others %}{% for c in m.content %}{% endfor %}{% endfor %}", "string")
+	// Contents that a macro loops over count when a call passes them to it.
+	f("{% macro parts(x) %}{% for c in x %}{% endfor %}{% endmacro %}{% for m in messages %}{{ parts(m.content) }}{% endfor %}", "openai")
+	f("{% macro parts(x) %}{% for c in x %}{% endfor %}{% endmacro %}{% for m in messages %}{{ parts(x=m.content) }}{% endfor %}", "openai")
+	f("{% macro parts(x) %}{% for c in x %}{% endfor %}{% endmacro %}{% for m in messages %}{{ parts(m.name) }}{% endfor %}", "string")
+	f("{% macro parts(content) %}{% for c in content %}{% endfor %}{% endmacro %}{{ parts(s) }}", "string")
+	// What the search cannot read ends it.
+	f("{% set a, b = messages, 1 %}{% for m in messages %}{% for c in m.content %}{% endfor %}{% endfor %}", "openai")
+	f("{% for a, b in messages %}{% endfor %}{% for m in messages %}{% for c in m.content %}{% endfor %}{% endfor %}", "string")
+}
+
+func TestTemplateUses(t *testing.T) {
+	tmpl, err := compileTemplate("{% for m in messages %}{{ m.x }}{% endfor %}{% if not thinking is defined %}{% set thinking = 1 %}{% endif %}{% set own = thinking %}{{ own }}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := func(name string, want bool) {
+		t.Helper()
+		if got := tmpl.uses(name); got != want {
+			t.Errorf("uses %s: %v, want %v", name, got, want)
+		}
+	}
+	f("messages", true)
+	f("thinking", true)
+	f("m", false)
+	f("x", false)
+	f("own", false)
+	f("tools", false)
+	if tmpl.usesClock() {
+		t.Error("the template is said to ask for the time")
+	}
+	tmpl, err = compileTemplate("{% if date is defined %}{{ date }}{% else %}{{ strftime_now('%Y') }}{% endif %}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !tmpl.usesClock() {
+		t.Error("the template is not said to ask for the time")
+	}
+}
+
+// Numbers are written as Python writes what json.loads makes of them.
+func TestTemplateNumbers(t *testing.T) {
+	tmpl, err := compileTemplate("{{ n }} {{ n|tojson }} {{ [n] }} {{ n is number }} {{ n is integer }}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := func(number, written, isInteger string) {
+		t.Helper()
+		text, err := tmpl.render(map[string]jinja.Value{"n": jsonNumber(number)}, corpusNow)
+		if want := written + " " + written + " [" + written + "] True " + isInteger; err != nil || text != want {
+			t.Errorf("%s: got %q, %v, want %q", number, text, err, want)
+		}
+	}
+	f("0", "0", "True")
+	f("-0", "0", "True")
+	f("-0.0", "-0.0", "False")
+	f("1.0", "1.0", "False")
+	f("1e22", "1e+22", "False")
+	f("1E5", "100000.0", "False")
+	f("1e-07", "1e-07", "False")
+	f("0.0001", "0.0001", "False")
+	f("1e16", "1e+16", "False")
+	f("9007199254740993", "9007199254740993", "True")
+	f("9223372036854775807", "9223372036854775807", "True")
+	f("9223372036854775808", "9223372036854775808", "True")
+	f("-123456789012345678901234567890", "-123456789012345678901234567890", "True")
+}
+
+// A variable that replaces a function of the templates is not followed.
+func TestTemplateFunctionsGiven(t *testing.T) {
+	tmpl, err := compileTemplate("{{ raise_exception('x') }}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tmpl.render(nil, corpusNow); err == nil || errors.Is(err, errUnfollowed) || err.Error() != "x" {
+		t.Errorf("got %v, want x", err)
+	}
+	vars := map[string]jinja.Value{"raise_exception": jinja.NewString("s")}
+	if _, err := tmpl.render(vars, corpusNow); !errors.Is(err, errUnfollowed) {
+		t.Errorf("got %v, want it not to be followed", err)
+	}
+}

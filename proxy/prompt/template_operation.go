@@ -7,9 +7,9 @@ import (
 	"github.com/ardanlabs/jinja"
 )
 
-// helpWith renders the body of a call block with the arguments: a scope of its
+// opWith renders the body of a call block with the arguments: a scope of its
 // own for what is in it.
-func helpWith(r *rendering, args []jinja.Value, kwargs map[string]jinja.Value) (jinja.Value, error) {
+func opWith(r *rendering, args []jinja.Value, kwargs map[string]jinja.Value) (jinja.Value, error) {
 	v, err := kwargs["caller"].AsCallable().Fn(args, nil)
 	if err != nil {
 		return v, err
@@ -17,34 +17,34 @@ func helpWith(r *rendering, args []jinja.Value, kwargs map[string]jinja.Value) (
 	return v, r.grow(len(v.AsString()))
 }
 
-// helpEnter and helpLeave count macros within each other.
-func helpEnter(r *rendering, _ []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
+// opEnter and opLeave count macros within each other.
+func opEnter(r *rendering, _ []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
 	if r.calls++; r.calls > maxCalls {
 		return jinja.None(), unfollowed("a recursion deeper than %d", maxCalls)
 	}
 	return jinja.Undefined(), r.spend(4)
 }
 
-func helpLeave(r *rendering, _ []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
+func opLeave(r *rendering, _ []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
 	r.calls--
 	return jinja.Undefined(), nil
 }
 
-// helpDown and helpUp count recursive loops within each other.
-func helpDown(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
-	_, err := helpEnter(r, nil, nil)
+// opDown and opUp count recursive loops within each other.
+func opDown(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
+	_, err := opEnter(r, nil, nil)
 	return args[0], err
 }
 
-func helpUp(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
+func opUp(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
 	r.calls--
 	return args[0], r.grow(len(args[0].AsString()))
 }
 
-// helpIterate returns the list that a loop goes through, and counts its
+// opIterate returns the list that a loop goes through, and counts its
 // iterations. pairs is how many variables the loop unpacks an item to, 0 when
 // it does not.
-func helpIterate(pairs int) helper {
+func opIterate(pairs int) operation {
 	return func(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
 		items, err := r.loopOver(args[0])
 		switch {
@@ -77,9 +77,9 @@ func (r *rendering) loopOver(v jinja.Value) ([]jinja.Value, error) {
 	return items, r.spend(len(items))
 }
 
-// helpEach goes through a loop whose body is the call block: it is given the
+// opEach goes through a loop whose body is the call block: it is given the
 // item, or its parts, and then the fields of "loop" that it uses.
-func helpEach(pairs int, fields []string) helper {
+func opEach(pairs int, fields []string) operation {
 	return func(r *rendering, args []jinja.Value, kwargs map[string]jinja.Value) (jinja.Value, error) {
 		items, err := r.loopOver(args[0])
 		if err != nil {
@@ -167,22 +167,22 @@ func unpack(item jinja.Value, n int) (jinja.Value, error) {
 	return jinja.NewList(parts), nil
 }
 
-func helpUnpack(n int) helper {
+func opUnpack(n int) operation {
 	return func(_ *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
 		return unpack(args[0], n)
 	}
 }
 
-// helpWrite writes the run that args[0] numbers, with the arguments that
+// opWrite writes the run that args[0] numbers, with the arguments that
 // follow.
-func helpWrite(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
+func opWrite(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
 	var err error
 	r.out, err = r.appendRun(r.out, args)
 	return jinja.Undefined(), err
 }
 
-// helpText returns what helpWrite writes.
-func helpText(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
+// opText returns what opWrite writes.
+func opText(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
 	b, err := r.appendRun(r.buffer[:0], args)
 	r.buffer = b
 	return jinja.NewString(string(b)), err
@@ -214,9 +214,9 @@ func (r *rendering) appendRun(b []byte, args []jinja.Value) (_ []byte, err error
 	return b, r.grow(len(b) - before)
 }
 
-// helpFirst tells the filter that it is the input of that only the first item
+// opFirst tells the filter that it is the input of that only the first item
 // is wanted: Python does not compute more.
-func helpFirst(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
+func opFirst(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
 	r.first = true
 	return args[0], nil
 }
@@ -229,16 +229,16 @@ func (r *rendering) takeFirst() bool {
 	return first
 }
 
-// helpReversed returns what the filter reverse makes of a string. Of anything
+// opReversed returns what the filter reverse makes of a string. Of anything
 // else it makes an iterator.
-func helpReversed(_ *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
+func opReversed(_ *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
 	if !args[0].IsString() {
 		return args[0], unfollowed("what the filter reverse returns, other than in a loop or another filter,")
 	}
 	return args[0], nil
 }
 
-func helpAdd(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
+func opAdd(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
 	size := 0
 	for _, v := range args {
 		if !v.IsString() {
@@ -276,19 +276,19 @@ func helpAdd(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.
 	return total, nil
 }
 
-// helpAddMarkup adds the strings behind args[0], which tells which of them may be
+// opAddMarkup adds the strings behind args[0], which tells which of them may be
 // marked as safe.
-func helpAddMarkup(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
+func opAddMarkup(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
 	at := int(args[0].AsInt())
 	for i, v := range args[1:] {
 		if i != at && (!v.IsString() || strings.ContainsAny(v.AsString(), `&<>'"`)) {
 			return v, unfollowed("a sum of a value marked as safe and one that is to be escaped")
 		}
 	}
-	return helpAdd(r, args[1:], nil)
+	return opAdd(r, args[1:], nil)
 }
 
-func helpConcat(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
+func opConcat(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
 	var b []byte
 	for _, v := range args {
 		var err error
@@ -299,7 +299,7 @@ func helpConcat(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jin
 	return jinja.NewString(string(b)), r.grow(len(b))
 }
 
-func helpArithmetic(op string) helper {
+func opArithmetic(op string) operation {
 	return func(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
 		if op == "%" && args[0].IsString() {
 			return r.printf(args[0].AsString(), args[1])
@@ -318,7 +318,7 @@ func helpArithmetic(op string) helper {
 	}
 }
 
-func helpSign(op string) helper {
+func opSign(op string) operation {
 	return func(_ *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
 		v := args[0]
 		switch {
@@ -341,38 +341,38 @@ func helpSign(op string) helper {
 	}
 }
 
-// helpOwn returns a value that a list or dict is to hold. They hold no
+// opOwn returns a value that a list or dict is to hold. They hold no
 // undefined values: what loops over them relies on that.
-func helpOwn(_ *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
+func opOwn(_ *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
 	if args[0].IsUndefined() {
 		return args[0], unfollowed("a list or dict that holds undefined values")
 	}
 	return args[0], nil
 }
 
-func helpKey(_ *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
+func opKey(_ *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
 	if !args[0].IsString() {
 		return args[0], unfollowed("a dict with keys that are no strings")
 	}
 	return args[0], nil
 }
 
-func helpDefined(_ *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
+func opDefined(_ *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
 	if args[0].IsUndefined() {
 		return args[0], errUndefined()
 	}
 	return args[0], nil
 }
 
-func helpAttr(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
+func opAttr(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
 	return r.attribute(args[0], args[1].AsString())
 }
 
-func helpItem(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
+func opItem(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
 	return r.item(args[0], args[1])
 }
 
-func helpSlice(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
+func opSlice(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
 	v, err := slice(args[0], args[1], args[2], args[3])
 	if err != nil {
 		return v, err
@@ -383,18 +383,18 @@ func helpSlice(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinj
 	return v, r.grow(len(v.AsString()))
 }
 
-func helpCall(r *rendering, args []jinja.Value, kwargs map[string]jinja.Value) (jinja.Value, error) {
+func opCall(r *rendering, args []jinja.Value, kwargs map[string]jinja.Value) (jinja.Value, error) {
 	return r.call(args[0], args[1].AsString(), args[2:], kwargs)
 }
 
-func helpTest(name string) helper {
+func opTest(name string) operation {
 	return func(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
 		is, err := r.test(name, args[0], args[1:])
 		return jinja.NewBool(is), err
 	}
 }
 
-func helpCompare(op string) helper {
+func opCompare(op string) operation {
 	return func(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
 		if args[1].IsList() {
 			if err := r.spend(args[1].AsList().Len() / 8); err != nil {
@@ -406,7 +406,7 @@ func helpCompare(op string) helper {
 	}
 }
 
-func helpChain(ops []string) helper {
+func opChain(ops []string) operation {
 	return func(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
 		for i, op := range ops {
 			if is, err := compare(op, args[i], args[i+1]); err != nil || !is {
@@ -417,7 +417,7 @@ func helpChain(ops []string) helper {
 	}
 }
 
-func helpNamespace(_ *rendering, _ []jinja.Value, kwargs map[string]jinja.Value) (jinja.Value, error) {
+func opNamespace(_ *rendering, _ []jinja.Value, kwargs map[string]jinja.Value) (jinja.Value, error) {
 	v := jinja.NewDict()
 	for name, value := range kwargs {
 		v.AsDict().Set(name, value)
@@ -425,7 +425,7 @@ func helpNamespace(_ *rendering, _ []jinja.Value, kwargs map[string]jinja.Value)
 	return v, nil
 }
 
-func helpDict(r *rendering, args []jinja.Value, kwargs map[string]jinja.Value) (jinja.Value, error) {
+func opDict(r *rendering, args []jinja.Value, kwargs map[string]jinja.Value) (jinja.Value, error) {
 	switch {
 	case len(args) > 1:
 		return jinja.None(), raised("dict expected at most 1 argument, got %d", len(args))
@@ -456,7 +456,7 @@ func helpDict(r *rendering, args []jinja.Value, kwargs map[string]jinja.Value) (
 // maxRange is the sandbox's.
 const maxRange = 100_000
 
-func helpRange(r *rendering, args []jinja.Value, kwargs map[string]jinja.Value) (jinja.Value, error) {
+func opRange(r *rendering, args []jinja.Value, kwargs map[string]jinja.Value) (jinja.Value, error) {
 	if len(args) == 0 || len(args) > 3 || len(kwargs) > 0 {
 		return jinja.None(), raised("range expected 1 to 3 arguments, got %d", len(args))
 	}
@@ -500,7 +500,7 @@ func helpRange(r *rendering, args []jinja.Value, kwargs map[string]jinja.Value) 
 	return jinja.NewList(items), nil
 }
 
-func helpRaise(_ *rendering, args []jinja.Value, kwargs map[string]jinja.Value) (jinja.Value, error) {
+func opRaise(_ *rendering, args []jinja.Value, kwargs map[string]jinja.Value) (jinja.Value, error) {
 	if v, ok := kwargs["message"]; ok && len(args) == 0 && len(kwargs) == 1 {
 		args, kwargs = []jinja.Value{v}, nil
 	}
@@ -514,7 +514,7 @@ func helpRaise(_ *rendering, args []jinja.Value, kwargs map[string]jinja.Value) 
 	return jinja.None(), raised("%s", why)
 }
 
-func helpStrftimeNow(r *rendering, args []jinja.Value, kwargs map[string]jinja.Value) (jinja.Value, error) {
+func opStrftimeNow(r *rendering, args []jinja.Value, kwargs map[string]jinja.Value) (jinja.Value, error) {
 	if v, ok := kwargs["format"]; ok && len(args) == 0 && len(kwargs) == 1 {
 		args, kwargs = []jinja.Value{v}, nil
 	}
