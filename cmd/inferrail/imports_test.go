@@ -19,7 +19,7 @@ const module = "github.com/inferrail/inferrail/"
 var mayImport = map[string][]string{
 	"cmd":       {"agent", "bench", "simulator"},
 	"agent":     {"bpf", "proxy", "proxy/prompt", "proxy/prompt/tokenizer", "index", "policy"},
-	"proxy":     {"index", "policy", "proxy/prompt", "proxy/prompt/tokenizer"},
+	"proxy":     {"index", "policy", "proxy/prompt", "proxy/prompt/template", "proxy/prompt/tokenizer"},
 	"simulator": {"index", "policy", "proxy/prompt", "proxy/prompt/tokenizer"},
 	"bench":     {"simulator"},
 	"bpf":       {},

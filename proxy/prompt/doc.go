@@ -6,7 +6,7 @@
 //
 //	body -> members      which parts of the body bear on the prompt     request.go
 //	     -> messages     normalised as vLLM does before the template    message.go
-//	     -> text         the model's Jinja template, or a renderer      template.go
+//	     -> text         the model's Jinja template, or a renderer      template/
 //	                     of our own where the engine uses no template   harmony.go, mistral.go
 //	     -> ids          the tokenizer, chunk by chunk from a cache     tokenizer/
 //

@@ -12,6 +12,7 @@ import (
 
 	"github.com/ardanlabs/jinja"
 
+	"github.com/inferrail/inferrail/proxy/prompt/template"
 	"github.com/inferrail/inferrail/proxy/prompt/tokenizer"
 )
 
@@ -62,7 +63,7 @@ type Model struct {
 
 // chatTemplate is a template and what goes with it. It is immutable.
 type chatTemplate struct {
-	*template
+	*template.Template
 	source string
 	// format is what contents are: "string", or "openai" for lists of parts.
 	format string
@@ -85,8 +86,8 @@ const (
 
 // clockOf finds how finely a template tells the time: by the day when all its
 // formats are literals that print no more.
-func clockOf(t *template, source string) clock {
-	if !t.usesClock() {
+func clockOf(t *template.Template, source string) clock {
+	if !t.UsesClock() {
 		return clockUnused
 	}
 	for _, use := range strings.Split(source, "strftime_now")[1:] {
@@ -277,23 +278,23 @@ func (m *Model) noTemplate(reason Reason, why string) {
 }
 
 func newChatTemplate(source, format string, f *files) (*chatTemplate, error) {
-	compiled, err := compileTemplate(source)
+	compiled, err := template.Compile(source)
 	if err != nil {
 		return nil, err
 	}
-	t := &chatTemplate{template: compiled, source: source, format: format, special: map[string]jinja.Value{}}
+	t := &chatTemplate{Template: compiled, source: source, format: format, special: map[string]jinja.Value{}}
 	if format == "" || format == "auto" {
-		t.format = compiled.contentFormat()
+		t.format = compiled.ContentFormat()
 	}
 	t.clock = clockOf(compiled, source)
 	t.foldsDeveloper = !strings.Contains(source, `"developer"`) && !strings.Contains(source, `'developer'`)
 	for _, name := range f.unsure {
-		if compiled.uses(name) {
+		if compiled.Uses(name) {
 			return nil, fmt.Errorf("the chat template uses %s, which tokenizer_config.json does not give", name)
 		}
 	}
 	for name, token := range f.special {
-		if compiled.uses(name) {
+		if compiled.Uses(name) {
 			t.special[name] = token
 		}
 	}

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/inferrail/inferrail/proxy/prompt/tokenizer"
+
+	"github.com/inferrail/inferrail/proxy/prompt/template"
 )
 
 // bytesTokenizer is a tokenizer.json whose tokens are single bytes.
@@ -201,7 +203,7 @@ func TestDemotedModel(t *testing.T) {
 func TestClockOfTemplates(t *testing.T) {
 	f := func(source string, want clock) {
 		t.Helper()
-		compiled, err := compileTemplate(source)
+		compiled, err := template.Compile(source)
 		if err != nil {
 			t.Errorf("%s: %v", source, err)
 		} else if got := clockOf(compiled, source); got != want {

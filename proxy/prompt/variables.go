@@ -8,6 +8,8 @@ import (
 	"unicode"
 
 	"github.com/ardanlabs/jinja"
+
+	"github.com/inferrail/inferrail/proxy/prompt/template"
 )
 
 // render renders a chat as the engine does: its template, the variables that
@@ -41,7 +43,7 @@ func (m *Model) render(r *chatRequest, now time.Time) (string, Reason) {
 		switch {
 		case name == "tools" || name == "documents" || name == "add_generation_prompt":
 			vars[name] = v
-		case !t.uses(name):
+		case !t.Uses(name):
 		case name == "messages" || name == "conversations" || name == "compiled_template":
 			return "", Malformed // given twice
 		default:
@@ -58,9 +60,9 @@ func (m *Model) render(r *chatRequest, now time.Time) (string, Reason) {
 		}
 	}
 	vars["messages"] = jinja.NewList(messages)
-	text, err := t.render(vars, now)
+	text, err := t.Render(vars, now)
 	switch {
-	case errors.Is(err, errUnfollowed):
+	case errors.Is(err, template.ErrUnfollowed):
 		return "", Unfollowed
 	case err != nil:
 		return "", RenderFailed

@@ -1,4 +1,4 @@
-package prompt
+package template
 
 import (
 	"fmt"
@@ -91,7 +91,7 @@ type node struct {
 // be nested, and so what recursion over it needs.
 const maxNesting = 100
 
-// parser builds a template's tree as Jinja's parser does. compileTemplate makes
+// parser builds a template's tree as Jinja's parser does. Compile makes
 // one and is alone in using it. It leaves by panic(syntaxError), which parse
 // recovers.
 type parser struct {

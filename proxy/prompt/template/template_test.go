@@ -1,4 +1,4 @@
-package prompt
+package template
 
 import (
 	"compress/gzip"
@@ -82,7 +82,7 @@ func variables(t testing.TB, text []byte) map[string]jinja.Value {
 			token()
 			return v
 		case json.Number:
-			return jsonNumber(tok.String())
+			return Number(tok.String())
 		case string:
 			return jinja.NewString(tok)
 		case bool:
@@ -103,7 +103,7 @@ var laterOpenAI = map[string]bool{
 
 func TestTemplateCorpus(t *testing.T) {
 	folder, cases := corpus(t)
-	compiled := map[string]*template{}
+	compiled := map[string]*Template{}
 	failed := map[string]int{}
 	for _, c := range cases {
 		tmpl, ok := compiled[c.Template]
@@ -112,7 +112,7 @@ func TestTemplateCorpus(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if tmpl, err = compileTemplate(string(source)); err != nil {
+			if tmpl, err = Compile(string(source)); err != nil {
 				t.Errorf("%s: %v", c.Template, err)
 			}
 			compiled[c.Template] = tmpl
@@ -120,13 +120,13 @@ func TestTemplateCorpus(t *testing.T) {
 		if tmpl == nil {
 			continue
 		}
-		if tmpl.contentFormat() != c.Format && !laterOpenAI[c.Template] {
-			t.Errorf("%s: content format %q, want %q", c.Template, tmpl.contentFormat(), c.Format)
+		if tmpl.ContentFormat() != c.Format && !laterOpenAI[c.Template] {
+			t.Errorf("%s: content format %q, want %q", c.Template, tmpl.ContentFormat(), c.Format)
 		}
 		vars := variables(t, c.Context)
-		text, err := tmpl.render(vars, corpusNow)
+		text, err := tmpl.Render(vars, corpusNow)
 		switch {
-		case errors.Is(err, errUnfollowed):
+		case errors.Is(err, ErrUnfollowed):
 			t.Errorf("%s/%s: %v", c.Template, c.Case, err)
 		case c.Err != nil:
 			if err == nil {
@@ -145,11 +145,11 @@ func TestTemplateCorpus(t *testing.T) {
 func TestTemplateContentFormat(t *testing.T) {
 	f := func(source, want string) {
 		t.Helper()
-		tmpl, err := compileTemplate(source)
+		tmpl, err := Compile(source)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := tmpl.contentFormat(); got != want {
+		if got := tmpl.ContentFormat(); got != want {
 			t.Errorf("%q: got %s, want %s", source, got, want)
 		}
 	}
@@ -172,13 +172,13 @@ func TestTemplateContentFormat(t *testing.T) {
 }
 
 func TestTemplateUses(t *testing.T) {
-	tmpl, err := compileTemplate("{% for m in messages %}{{ m.x }}{% endfor %}{% if not thinking is defined %}{% set thinking = 1 %}{% endif %}{% set own = thinking %}{{ own }}")
+	tmpl, err := Compile("{% for m in messages %}{{ m.x }}{% endfor %}{% if not thinking is defined %}{% set thinking = 1 %}{% endif %}{% set own = thinking %}{{ own }}")
 	if err != nil {
 		t.Fatal(err)
 	}
 	f := func(name string, want bool) {
 		t.Helper()
-		if got := tmpl.uses(name); got != want {
+		if got := tmpl.Uses(name); got != want {
 			t.Errorf("uses %s: %v, want %v", name, got, want)
 		}
 	}
@@ -188,27 +188,27 @@ func TestTemplateUses(t *testing.T) {
 	f("x", false)
 	f("own", false)
 	f("tools", false)
-	if tmpl.usesClock() {
+	if tmpl.UsesClock() {
 		t.Error("the template is said to ask for the time")
 	}
-	tmpl, err = compileTemplate("{% if date is defined %}{{ date }}{% else %}{{ strftime_now('%Y') }}{% endif %}")
+	tmpl, err = Compile("{% if date is defined %}{{ date }}{% else %}{{ strftime_now('%Y') }}{% endif %}")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !tmpl.usesClock() {
+	if !tmpl.UsesClock() {
 		t.Error("the template is not said to ask for the time")
 	}
 }
 
 // Numbers are written as Python writes what json.loads makes of them.
 func TestTemplateNumbers(t *testing.T) {
-	tmpl, err := compileTemplate("{{ n }} {{ n|tojson }} {{ [n] }} {{ n is number }} {{ n is integer }}")
+	tmpl, err := Compile("{{ n }} {{ n|tojson }} {{ [n] }} {{ n is number }} {{ n is integer }}")
 	if err != nil {
 		t.Fatal(err)
 	}
 	f := func(number, written, isInteger string) {
 		t.Helper()
-		text, err := tmpl.render(map[string]jinja.Value{"n": jsonNumber(number)}, corpusNow)
+		text, err := tmpl.Render(map[string]jinja.Value{"n": Number(number)}, corpusNow)
 		if want := written + " " + written + " [" + written + "] True " + isInteger; err != nil || text != want {
 			t.Errorf("%s: got %q, %v, want %q", number, text, err, want)
 		}
@@ -230,15 +230,15 @@ func TestTemplateNumbers(t *testing.T) {
 
 // A variable that replaces a function of the templates is not followed.
 func TestTemplateFunctionsGiven(t *testing.T) {
-	tmpl, err := compileTemplate("{{ raise_exception('x') }}")
+	tmpl, err := Compile("{{ raise_exception('x') }}")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := tmpl.render(nil, corpusNow); err == nil || errors.Is(err, errUnfollowed) || err.Error() != "x" {
+	if _, err := tmpl.Render(nil, corpusNow); err == nil || errors.Is(err, ErrUnfollowed) || err.Error() != "x" {
 		t.Errorf("got %v, want x", err)
 	}
 	vars := map[string]jinja.Value{"raise_exception": jinja.NewString("s")}
-	if _, err := tmpl.render(vars, corpusNow); !errors.Is(err, errUnfollowed) {
+	if _, err := tmpl.Render(vars, corpusNow); !errors.Is(err, ErrUnfollowed) {
 		t.Errorf("got %v, want it not to be followed", err)
 	}
 }

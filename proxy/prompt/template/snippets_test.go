@@ -1,4 +1,4 @@
-package prompt
+package template
 
 import (
 	"compress/gzip"
@@ -54,7 +54,7 @@ func TestTemplateSnippets(t *testing.T) {
 	vars, cases := snippets(t)
 	followed, rendered, refused := 0, 0, 0
 	for _, c := range cases {
-		tmpl, err := compileTemplate(c.Source)
+		tmpl, err := Compile(c.Source)
 		if err != nil {
 			if c.Out != nil {
 				refused++
@@ -78,9 +78,9 @@ func TestTemplateSnippets(t *testing.T) {
 		if slices.Sort(got); !slices.Equal(got, names) {
 			t.Errorf("%q looks up %v, want %v", c.Source, got, names)
 		}
-		text, err := tmpl.render(vars, corpusNow)
+		text, err := tmpl.Render(vars, corpusNow)
 		switch {
-		case errors.Is(err, errUnfollowed):
+		case errors.Is(err, ErrUnfollowed):
 			if c.Out != nil {
 				refused++
 				if testing.Verbose() {
@@ -120,7 +120,7 @@ var jinjaGlobals = names("range dict lipsum cycler joiner namespace raise_except
 // The library's own dialect must not leak: neither names that mean something
 // to it nor those of operations can be given to a template.
 func TestTemplateVariablesCannotReplaceHelpers(t *testing.T) {
-	tmpl, err := compileTemplate("{{ a + 'x' }}{{ null }}")
+	tmpl, err := Compile("{{ a + 'x' }}{{ null }}")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -128,10 +128,10 @@ func TestTemplateVariablesCannotReplaceHelpers(t *testing.T) {
 	for name := range tmpl.operations {
 		vars[name] = jinja.NewString("mine")
 	}
-	if text, err := tmpl.render(vars, corpusNow); err != nil || text != "Ax1" {
+	if text, err := tmpl.Render(vars, corpusNow); err != nil || text != "Ax1" {
 		t.Errorf("got %q, %v, want Ax1", text, err)
 	}
-	if text, err := tmpl.render(map[string]jinja.Value{"a": jinja.NewString("B")}, corpusNow); err != nil || text != "Bx" {
+	if text, err := tmpl.Render(map[string]jinja.Value{"a": jinja.NewString("B")}, corpusNow); err != nil || text != "Bx" {
 		t.Errorf("a later render got %q, %v, want Bx", text, err)
 	}
 	if strings.Contains(tmpl.rewritten, "{{ a +") {

@@ -1,4 +1,4 @@
-package prompt
+package template
 
 import (
 	"fmt"
@@ -34,7 +34,7 @@ type token struct {
 }
 
 // lexer cuts a template's source into tokens as Jinja's lexer does with
-// trim_blocks and lstrip_blocks on. compileTemplate makes one and is alone in
+// trim_blocks and lstrip_blocks on. Compile makes one and is alone in
 // using it.
 type lexer struct {
 	source string

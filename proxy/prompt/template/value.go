@@ -1,4 +1,4 @@
-package prompt
+package template
 
 import (
 	"errors"
@@ -14,12 +14,12 @@ import (
 	"github.com/ardanlabs/jinja"
 )
 
-// errUnfollowed marks that a template did something that is not followed
+// ErrUnfollowed marks that a template did something that is not followed
 // exactly, or too much. What the engine makes of it is unknown.
-var errUnfollowed = errors.New("is not followed")
+var ErrUnfollowed = errors.New("is not followed")
 
 func unfollowed(format string, args ...any) error {
-	return fmt.Errorf("%s %w", fmt.Sprintf(format, args...), errUnfollowed)
+	return fmt.Errorf("%s %w", fmt.Sprintf(format, args...), ErrUnfollowed)
 }
 
 // raised returns an error as Python raises it.
@@ -43,9 +43,9 @@ func hugeInt(digits string) jinja.Value {
 	})
 }
 
-// jsonNumber returns the value of a number as JSON spells it: what Python's
+// Number returns the value of a number as JSON spells it: what Python's
 // json.loads makes of it.
-func jsonNumber(text string) jinja.Value {
+func Number(text string) jinja.Value {
 	if !strings.ContainsAny(text, ".eE") {
 		if n, err := strconv.ParseInt(text, 10, 64); err == nil {
 			return jinja.NewInt(n)

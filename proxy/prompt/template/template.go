@@ -1,4 +1,4 @@
-package prompt
+package template
 
 import (
 	"fmt"
@@ -8,9 +8,9 @@ import (
 	"github.com/ardanlabs/jinja"
 )
 
-// template is a model's chat template. It renders what Jinja in Python renders,
+// Template is a model's chat template. It renders what Jinja in Python renders,
 // set up as transformers sets it up, or fails where that fails, or says that
-// it cannot tell (errUnfollowed). It is immutable but for a pool of memory and
+// it cannot tell (ErrUnfollowed). It is immutable but for a pool of memory and
 // may be used from any goroutine. The zero value is not usable.
 //
 // The library that renders it differs from Jinja in many details. So a
@@ -18,7 +18,7 @@ import (
 // conditions and calls stay, while white space is resolved and whatever Python
 // would do in another way is a call of one of our operations (see rewriter). What
 // cannot be written so is refused when it is compiled.
-type template struct {
+type Template struct {
 	library    *jinja.Template
 	operations map[string]operation
 	runs       [][]segment
@@ -30,9 +30,9 @@ type template struct {
 	renders   sync.Pool // of *rendering
 }
 
-// compileTemplate reads a template's source. An error means that the template
+// Compile reads a template's source. An error means that the template
 // cannot be followed: it says what in it.
-func compileTemplate(source string) (t *template, err error) {
+func Compile(source string) (t *Template, err error) {
 	if len(source) > 1<<20 {
 		return nil, fmt.Errorf("the template is larger than 1 MiB")
 	}
@@ -44,7 +44,7 @@ func compileTemplate(source string) (t *template, err error) {
 	if err := w.rewrite(nodes); err != nil {
 		return nil, fmt.Errorf("the template cannot be followed: %w", err)
 	}
-	t = &template{
+	t = &Template{
 		operations: w.operations,
 		runs:       w.runs,
 		format:     contentFormat(nodes),
@@ -58,21 +58,21 @@ func compileTemplate(source string) (t *template, err error) {
 	return t, nil
 }
 
-// contentFormat is what vLLM makes of messages' contents for the template when
+// ContentFormat is what vLLM makes of messages' contents for the template when
 // it is not told: "string" or "openai".
-func (t *template) contentFormat() string { return t.format }
+func (t *Template) ContentFormat() string { return t.format }
 
-// uses reports whether the template may look a variable up.
-func (t *template) uses(name string) bool { return t.names[name] }
+// Uses reports whether the template may look a variable up.
+func (t *Template) Uses(name string) bool { return t.names[name] }
 
-// usesClock reports whether the template may ask for the time: what it renders
+// UsesClock reports whether the template may ask for the time: what it renders
 // is then not to be remembered.
-func (t *template) usesClock() bool { return t.clock }
+func (t *Template) UsesClock() bool { return t.clock }
 
-// render renders the template with the variables. now is what strftime_now
-// tells. An error is what transformers would raise, or errUnfollowed. Neither
+// Render renders the template with the variables. now is what strftime_now
+// tells. An error is what transformers would raise, or ErrUnfollowed. Neither
 // vars nor what is in them is changed or kept.
-func (t *template) render(vars map[string]jinja.Value, now time.Time) (text string, err error) {
+func (t *Template) Render(vars map[string]jinja.Value, now time.Time) (text string, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			// r may be in any state: it is not put back.

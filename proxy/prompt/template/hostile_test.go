@@ -1,4 +1,4 @@
-package prompt
+package template
 
 import (
 	"errors"
@@ -31,10 +31,10 @@ func TestTemplateBounds(t *testing.T) {
 	f := func(source string) {
 		t.Helper()
 		start := time.Now()
-		tmpl, err := compileTemplate(source)
+		tmpl, err := Compile(source)
 		if err == nil {
 			var text string
-			if text, err = tmpl.render(vars, corpusNow); err == nil {
+			if text, err = tmpl.Render(vars, corpusNow); err == nil {
 				t.Errorf("%q rendered %d bytes", source, len(text))
 			}
 			if strings.Contains(fmt.Sprint(err), "panics") {
@@ -118,20 +118,20 @@ func TestTemplateLargeChats(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		tmpl, err := compileTemplate(string(source))
+		tmpl, err := Compile(string(source))
 		if err != nil {
 			t.Errorf("%s: %v", path, err)
 			continue
 		}
 		for _, vars := range []map[string]jinja.Value{huge, long} {
 			start := time.Now()
-			_, err := tmpl.render(vars, corpusNow)
+			_, err := tmpl.Render(vars, corpusNow)
 			if took := time.Since(start); took > hostileTime {
 				t.Errorf("%s took %v", path, took)
 			}
 			if err == nil {
 				followed++
-			} else if errors.Is(err, errUnfollowed) {
+			} else if errors.Is(err, ErrUnfollowed) {
 				t.Logf("%s: %v", filepath.Base(path), err)
 			}
 		}
@@ -144,7 +144,7 @@ func TestTemplateLargeChats(t *testing.T) {
 
 // Any goroutine may render, and none sees what another is given.
 func TestTemplateConcurrently(t *testing.T) {
-	tmpl, err := compileTemplate("{% macro m(x) %}<{{ x }}>{% endmacro %}{% for m_ in messages %}{{ m(m_.role + '!') }}{{ loop.index }}{% endfor %}{{ n }}")
+	tmpl, err := Compile("{% macro m(x) %}<{{ x }}>{% endmacro %}{% for m_ in messages %}{{ m(m_.role + '!') }}{{ loop.index }}{% endfor %}{{ n }}")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -156,7 +156,7 @@ func TestTemplateConcurrently(t *testing.T) {
 			vars := map[string]jinja.Value{"messages": jinja.NewList([]jinja.Value{v, v}), "n": jinja.NewInt(int64(i))}
 			want := fmt.Sprintf("<%d!>1<%d!>2%d", i, i, i)
 			for range 200 {
-				if text, err := tmpl.render(vars, corpusNow); err != nil || text != want {
+				if text, err := tmpl.Render(vars, corpusNow); err != nil || text != want {
 					done <- fmt.Errorf("got %q, %v, want %q", text, err, want)
 					return
 				}
@@ -182,11 +182,11 @@ func FuzzTemplate(f *testing.F) {
 	vars, _ := snippets(f)
 	f.Fuzz(func(t *testing.T, source string) {
 		defer time.AfterFunc(hostileTime, func() { panic(fmt.Sprintf("%q takes forever", source)) }).Stop()
-		tmpl, err := compileTemplate(source)
+		tmpl, err := Compile(source)
 		if err != nil {
 			return
 		}
-		if _, err := tmpl.render(vars, corpusNow); err != nil && (strings.Contains(err.Error(), "panics") || strings.Contains(err.Error(), "BUG")) {
+		if _, err := tmpl.Render(vars, corpusNow); err != nil && (strings.Contains(err.Error(), "panics") || strings.Contains(err.Error(), "BUG")) {
 			t.Errorf("%q: %v", source, err)
 		}
 	})

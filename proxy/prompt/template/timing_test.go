@@ -1,4 +1,4 @@
-package prompt
+package template
 
 import (
 	"fmt"
@@ -46,14 +46,14 @@ func BenchmarkTemplate(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		tmpl, err := compileTemplate(string(source))
+		tmpl, err := Compile(string(source))
 		if err != nil {
 			b.Fatal(err)
 		}
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				if _, err := tmpl.render(vars, corpusNow); err != nil {
+				if _, err := tmpl.Render(vars, corpusNow); err != nil {
 					b.Fatal(err)
 				}
 			}

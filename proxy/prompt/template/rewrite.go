@@ -1,4 +1,4 @@
-package prompt
+package template
 
 import (
 	"fmt"
@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// rewriter writes a template anew for the library: see template. compileTemplate
+// rewriter writes a template anew for the library: see template. Compile
 // makes one and is alone in using it. It leaves by panic(refusal), which
 // rewrite recovers.
 type rewriter struct {
