@@ -34,8 +34,9 @@ func newTokenizer(p pipeline, kind string, o Options) *Tokenizer {
 	return t
 }
 
-// Load loads the tokenizer in a model's directory: tokenizer.json, or else
-// tekken.json. An error says what to change.
+// Load loads the tokenizer in a model's directory: tokenizer.json, as transformers
+// 5 does with the other files there, or else tekken.json. An error says what to
+// change.
 func Load(dir string, o Options) (*Tokenizer, error) {
 	if o.Tekken {
 		return loadTekkenIn(dir, o)
@@ -47,7 +48,11 @@ func Load(dir string, o Options) (*Tokenizer, error) {
 	} else if err != nil {
 		return nil, fmt.Errorf("tokenizer: %w", err)
 	}
-	t, err := FromJSON(data, o)
+	beside, err := readSettings(dir)
+	if err != nil {
+		return nil, err
+	}
+	t, err := fromJSON(data, beside, o)
 	switch {
 	case err == nil:
 		return t, nil
@@ -79,11 +84,14 @@ func loadTekkenIn(dir string, o Options) (*Tokenizer, error) {
 // FromJSON builds a tokenizer from the content of a tokenizer.json, which it
 // does not keep. It takes only what it follows exactly: the error wraps
 // ErrUnrecognised when a part of it is of another form.
-func FromJSON(data []byte, o Options) (*Tokenizer, error) {
+func FromJSON(data []byte, o Options) (*Tokenizer, error) { return fromJSON(data, settings{}, o) }
+
+func fromJSON(data []byte, beside settings, o Options) (*Tokenizer, error) {
 	var f file
 	if err := f.read(data); err != nil {
 		return nil, err
 	}
+	beside.apply(&f)
 	n := new(native)
 	kind, err := n.build(&f)
 	if err != nil {

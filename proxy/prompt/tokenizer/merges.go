@@ -115,8 +115,10 @@ func (m *merges) appendMerged(dst, symbols []uint32) []uint32 {
 // log n steps. Here pairs of equal rank share a list of positions, and only
 // ranks are in a heap: of those there are few, even in hostile text.
 type longWord struct {
-	// next and previous are positions of the neighbours that are left.
+	// next and previous are positions of the neighbours that are left, pairs the
+	// ranks of what is at a position and what is next to it.
 	next, previous []int32
+	pairs          []uint32
 	lists          []positions
 	// of is the list of a rank plus one, or 0.
 	of []int32
@@ -138,9 +140,6 @@ type positions struct {
 
 var longWords sync.Pool
 
-// gone marks a symbol that has been merged into the one before it.
-const gone = math.MaxUint32
-
 func (m *merges) appendLong(dst, symbols []uint32) []uint32 {
 	w, _ := longWords.Get().(*longWord)
 	if w == nil {
@@ -152,6 +151,8 @@ func (m *merges) appendLong(dst, symbols []uint32) []uint32 {
 	}
 	w.next = slices.Grow(w.next[:0], n)[:n]
 	w.previous = slices.Grow(w.previous[:0], n)[:n]
+	w.pairs = slices.Grow(w.pairs[:0], n)[:n]
+	w.pairs[n-1] = noRank
 	for i := range n {
 		w.next[i], w.previous[i] = int32(i+1), int32(i-1)
 	}
@@ -164,17 +165,15 @@ func (m *merges) appendLong(dst, symbols []uint32) []uint32 {
 		if rank == noRank {
 			break
 		}
-		if symbols[i] == gone {
+		if w.pairs[i] != rank {
 			continue
 		}
 		j := w.next[i]
-		if j < 0 || m.rank(symbols[i], symbols[j]) != rank {
-			continue
-		}
 		result := m.results[rank]
-		symbols[i], symbols[j] = result, gone
+		symbols[i] = result
 		after := w.next[j]
 		w.next[i] = after
+		w.pairs[i], w.pairs[j] = noRank, noRank
 		if after >= 0 {
 			w.previous[after] = i
 			w.push(m.rank(result, symbols[after]), i)
@@ -194,6 +193,7 @@ func (m *merges) appendLong(dst, symbols []uint32) []uint32 {
 
 // push notes that the pair at a position has a rank.
 func (w *longWord) push(rank uint32, position int32) {
+	w.pairs[position] = rank
 	if rank == noRank {
 		return
 	}

@@ -1,6 +1,7 @@
 """Answers, line by line, what the tokenizers library does.
 
-{"load": path} or {"json": text} loads a tokenizer.json, {"texts": [...],
+{"load": path} or {"json": text} loads a tokenizer.json, {"directory": path}
+what transformers makes of it and of the files beside it, {"texts": [...],
 "special": bool} encodes texts: [[id, ...], ...], null where the library panics.
 {"nfc": [...]} normalizes.
 An error is answered with a string.
@@ -28,6 +29,11 @@ for line in sys.stdin:
     try:
         if "load" in ask:
             tokenizer = Tokenizer.from_file(ask["load"])
+            answer = []
+        elif "directory" in ask:
+            from transformers import AutoTokenizer
+
+            tokenizer = AutoTokenizer.from_pretrained(ask["directory"])._tokenizer
             answer = []
         elif "json" in ask:
             tokenizer = Tokenizer.from_str(ask["json"])
