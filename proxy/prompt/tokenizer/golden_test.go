@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"unicode/utf8"
@@ -195,4 +196,45 @@ func TestGolden(t *testing.T) {
 			wantIDs(t, name+seen, dst[1:], want, text)
 		}
 	})
+}
+
+// A directory is loaded as transformers 5 and vLLM 0.32 load it.
+func TestGoldenDirectory(t *testing.T) {
+	var texts []string
+	readGolden(t, "strings", &texts)
+	modelTypes := map[string]string{"qwen3": "qwen3", "llama3_1": "llama", "gptoss": "gpt_oss", "deepseek_v3": "deepseek_v3", "gemma3": "gemma3_text", "llama2": "llama"}
+	for _, model := range npmModels {
+		t.Run(model, func(t *testing.T) {
+			data := tokenizerJSON(t, model)
+			packages, err := packages(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			config, err := os.ReadFile(filepath.Join(packagePath(packages, model), "models/tokenizer_config.json"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			dir := t.TempDir()
+			for name, content := range map[string][]byte{"tokenizer.json": data, "tokenizer_config.json": config, "config.json": fmt.Appendf(nil, `{"model_type": %q}`, modelTypes[model])} {
+				if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			k, err := Load(dir, Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer k.Close()
+			var g golden
+			readGolden(t, model, &g)
+			for _, special := range []bool{false, true} {
+				for i, text := range texts {
+					wantIDs(t, fmt.Sprintf("special %v", special), k.Append(nil, text, special), g.Strings[i].by(1, special), text)
+				}
+				for _, c := range g.Conversations {
+					wantIDs(t, fmt.Sprintf("special %v", special), k.Append(nil, c.Text, special), c.IDs.by(1, special), c.Text)
+				}
+			}
+		})
+	}
 }

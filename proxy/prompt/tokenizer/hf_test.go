@@ -209,6 +209,24 @@ func TestNativeAgainstLibrary(t *testing.T) {
 					return
 				}
 			}
+			// A conversation that grows is cut, and found in the cache again.
+			var texts []string
+			readGolden(t, "strings", &texts)
+			for range 4 {
+				grown := ""
+				for len(grown) < 20_000 {
+					grown += libraryText(r, p.added)
+					if line := texts[r.IntN(len(texts))]; len(line) < 600 {
+						grown += []string{"", " ", "\n", "\n\n", "\r\n", "▁"}[r.IntN(6)] + line
+					}
+					want := p.library.Append(nil, grown, false)
+					wantIDs(t, "growing, cached", p.native.Append(nil, grown, false), want, grown)
+					if t.Failed() {
+						return
+					}
+				}
+				wantIDs(t, "grown", p.native.pipeline.appendIDs(nil, grown, true, nil), p.library.Append(nil, grown, true), grown)
+			}
 			if strings.Contains(name, "/") {
 				return // what the versions change has nothing to do with classes of characters
 			}
@@ -242,6 +260,9 @@ func FuzzNativeAgainstLibrary(f *testing.F) {
 	pairs := map[string]enginePair{}
 	enginePairs(f, func(name string, load func(testing.TB) enginePair) { pairs[name] = load(f) })
 	f.Fuzz(func(t *testing.T, text string) {
+		if !utf8.ValidString(text) {
+			t.Skip("requests with such a text are refused")
+		}
 		for name, p := range pairs {
 			if !p.compare(t, text) {
 				t.Errorf("so by %s", name)

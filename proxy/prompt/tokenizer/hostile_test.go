@@ -12,7 +12,7 @@ import (
 // their length.
 func hostile() map[string]string {
 	size := 4 << 20
-	if raceEnabled {
+	if raceDetector {
 		size >>= 4 // the race detector takes ten times as long
 	}
 	r := rand.New(rand.NewPCG(3, 4))
