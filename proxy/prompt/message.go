@@ -9,8 +9,8 @@ import (
 // message is one validated message of a chat. Whoever renders the chat may
 // change its values.
 type message struct {
-	role string
-	value  jinja.Value
+	role  string
+	value jinja.Value
 	// fields is the object that value is. On the chat route reasoning_content is
 	// renamed to reasoning, as the engine does. Tool calls have the order of
 	// keys that the engine's models give them and string arguments.
