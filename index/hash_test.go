@@ -92,8 +92,12 @@ func randomIDs(r *rand.Rand, n int) []uint32 {
 }
 
 func TestHashAgainstModel(t *testing.T) {
+	native := littleEndian
+	defer func() { littleEndian = native }()
 	r := rand.New(rand.NewPCG(1, 2))
-	for range 2000 {
+	for step := range 2000 {
+		// The way of the other kind of machine gives the same hashes.
+		littleEndian = native && step%2 == 0
 		ids := randomIDs(r, r.IntN(700))
 		block := r.IntN(130) - 1
 		root := Hash{r.Uint64(), r.Uint64()}
@@ -107,9 +111,6 @@ func TestHashAgainstModel(t *testing.T) {
 			if parent = Next(parent, ids[i*block:(i+1)*block]); parent != h {
 				t.Fatalf("block %d: Next has %v, AppendTokens %v", i, parent, h)
 			}
-		}
-		if !bytes.Equal(appendLittleEndian(nil, ids), bytesOf(ids)) {
-			t.Fatal("the ways of the two kinds of machine differ")
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	follow "github.com/inferrail/inferrail/proxy/prompt"
+	"github.com/inferrail/inferrail/proxy/prompt/tokenizer"
 )
 
 // prompt is what the model is asked to continue.
@@ -40,9 +41,10 @@ func (p *prompt) ids() []int {
 	return tokenIDs(p.text)
 }
 
-// model is that of every simulated engine, as the agent knows it.
+// model is that of every simulated engine, as the agent knows it. Load tests
+// send the same prompts again and again, which costs little with a cache.
 var model = sync.OnceValue(func() *follow.Model {
-	m, err := follow.Load(follow.Source{Tokenizer: "builtin:sim"})
+	m, err := follow.Load(follow.Source{Tokenizer: "builtin:sim", Cache: tokenizer.NewCache(16 << 20)})
 	if err != nil {
 		panic("BUG: the simulated model does not load: " + err.Error())
 	}

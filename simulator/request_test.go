@@ -19,6 +19,7 @@ func FuzzRequest(f *testing.F) {
 		`{"input":[{"role":"user","content":"x"},{"type":"function_call_output","output":"y"}],"tools":[{"type":"function","name":"f"}],"text":{"format":{"type":"json_object"}}}`,
 		`{"model":"sim","max_tokens":5,"messages":[{"role":"user","content":[{"type":"text","text":"x"}]}],"tools":[{"name":"f","input_schema":{}}],"tool_choice":{"type":"any"}}`,
 		`{"messages":[{"role":"user","content":"x"}],"tools":[{"type":"function","function":{"name":"f","parameters":{"properties":{"a":{"enum":[1,2]}}}}}],"stop":["a"]}`,
+		`{"messages":[{"role":"assistant","content":[{"type":"text","text":"a"}],"tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":"{\"a\":1.0}"}}]}],"tools":[{"type":"function","function":{"name":"f"}}],"chat_template_kwargs":{"k":null},"continue_final_message":true,"add_generation_prompt":false}`,
 		`{"text_1":"a","text_2":["b"],"query":"q","documents":["d"],"input":"x","dimensions":3}`,
 	} {
 		f.Add([]byte(body))
@@ -30,6 +31,9 @@ func FuzzRequest(f *testing.F) {
 	f.Fuzz(func(t *testing.T, body []byte) {
 		for path, parse := range routes {
 			r, err := parse(&cfg, body)
+			if defect := model().Defect(); defect != "" {
+				t.Fatalf("%s: %s", path, defect)
+			}
 			if err != nil {
 				e, ok := errors.AsType[*apiError](err)
 				if !ok || http.StatusText(e.status) == "" || !json.Valid(messages.appendError(nil, e)) || !json.Valid(e.appendBody(nil)) {

@@ -69,6 +69,25 @@ func (m *memo) recall(p *Prompt, o *outline, day time.Time) bool {
 	return true
 }
 
+// recall sets the ids of p if the prompt of a body is known, and reports that.
+// Otherwise p is of no use. It is Follow without anything that takes long.
+func (m *Model) recall(p *Prompt, kind Kind, body []byte, now time.Time) (known bool) {
+	p.reset()
+	if m == nil || m.memo == nil || len(body) > memoBytes {
+		return false
+	}
+	var o outline
+	if o.scan(kind, body) != Exact {
+		return false
+	}
+	var reason Reason
+	if p.Salt, reason = o.salt(p.Salt); reason != Exact {
+		return false
+	}
+	day, same := m.day(&o, now)
+	return same && m.memo.recall(p, &o, day)
+}
+
 // note remembers the ids of a prompt for which recall has said no, if it has
 // come before.
 func (m *memo) note(p *Prompt, o *outline) {

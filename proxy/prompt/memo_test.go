@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cockroachdb/datadriven"
+
 	"github.com/inferrail/inferrail/proxy/prompt/tokenizer"
 )
 
@@ -141,6 +143,58 @@ func TestMemoAgainstModel(t *testing.T) {
 	}
 }
 
+// TestMemoChangesNothing: a model that remembers makes the same of each of the
+// requests that vLLM was asked about, however often they come.
+func TestMemoChangesNothing(t *testing.T) {
+	load := func(cache *tokenizer.Cache) *Model {
+		m, err := Load(Source{Tokenizer: "builtin:sim", Cache: cache})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m
+	}
+	plain, remembers := load(nil), load(tokenizer.NewCache(1<<20))
+	defer plain.Close()
+	defer remembers.Close()
+	exact := 0
+	datadriven.Walk(t, "testdata/requests", func(t *testing.T, path string) {
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			for _, kind := range []Kind{Chat, Completion, Tokenize, Other} {
+				var want Prompt
+				plain.Follow(&want, kind, []byte(d.Input), time.Time{})
+				for turn := range 3 {
+					var got Prompt
+					if remembers.recall(&got, kind, []byte(d.Input), time.Time{}) {
+						exact++
+						if got.Reason != Exact || want.Reason != Exact || !slices.Equal(got.IDs, want.IDs) {
+							t.Errorf("turn %d of %s: recalled %+v, want %+v", turn, d.Input, got, want)
+						}
+					}
+					remembers.Follow(&got, kind, []byte(d.Input), time.Time{})
+					if got.Reason != want.Reason || !slices.Equal(got.IDs, want.IDs) || !slices.Equal(got.Ends, want.Ends) ||
+						string(got.Text) != string(want.Text) || !slices.Equal(got.TextEnds, want.TextEnds) || string(got.Salt) != string(want.Salt) {
+						t.Errorf("turn %d of %s: got %+v, want %+v", turn, d.Input, got, want)
+					}
+				}
+			}
+			return d.Expected
+		})
+	})
+	if exact < 50 {
+		t.Errorf("only %d were recalled", exact)
+	}
+	remembers.Demote("a test")
+	var p Prompt
+	body := []byte(`{"prompt":"hi"}`)
+	for range 3 {
+		plain.Follow(&p, Completion, body, time.Time{})
+		remembers.Follow(&p, Completion, body, time.Time{})
+		if p.Reason != Demoted || remembers.recall(&p, Completion, body, time.Time{}) {
+			t.Fatalf("a demoted model recalls %+v", p)
+		}
+	}
+}
+
 // chatBody returns a chat of about so many bytes.
 func chatBody(size int) string {
 	var b strings.Builder
@@ -155,23 +209,37 @@ func chatBody(size int) string {
 	return b.String()
 }
 
+// TestMemoHitAllocatesNothing: from the body that a client sends to the ids.
 func TestMemoHitAllocatesNothing(t *testing.T) {
 	if raceDetector {
 		t.Skip("the race detector allocates")
 	}
-	m := newMemo(tokenizer.NewCache(4 << 20))
-	o := scanned(t, Chat, chatBody(32<<10))
-	for range 2 {
-		follow(m, o, time.Time{}, make([]uint32, 8000), []int{8000})
+	m, err := Load(Source{Tokenizer: "builtin:sim", Cache: tokenizer.NewCache(4 << 20)})
+	if err != nil {
+		t.Fatal(err)
 	}
-	var p Prompt
-	if n := testing.AllocsPerRun(100, func() {
-		p.reset()
-		if !m.recall(&p, o, time.Time{}) {
-			t.Fatal("not known")
+	defer m.Close()
+	for kind, body := range map[Kind]string{
+		Chat: strings.TrimSuffix(chatBody(32<<10), "}") + `,"temperature":0.7,"max_tokens":256,"stream_options":{"include_usage":true},` +
+			`"top_p":1.0,"stop":null,"user":"\u0041","cache_salt":"mine","tools":[{"type":"function","function":{"name":"f"}}]}`,
+		Completion: `{"prompt":"` + strings.Repeat("many words ", 1000) + `","echo":false,"seed":-1}`,
+		Tokenize:   `{"messages":[{"role":"user","content":"hi"}]}`,
+	} {
+		var p Prompt
+		request := []byte(body)
+		now := time.Now()
+		for range 3 {
+			m.Follow(&p, kind, request, now)
 		}
-	}); n != 0 {
-		t.Errorf("%v allocations", n)
+		want := len(p.IDs)
+		n := testing.AllocsPerRun(100, func() {
+			if m.Follow(&p, kind, request, now); p.Reason != Exact || len(p.IDs) != want {
+				t.Fatalf("kind %d: %v, %d ids", kind, p.Reason, len(p.IDs))
+			}
+		})
+		if n != 0 {
+			t.Errorf("kind %d: %v allocations", kind, n)
+		}
 	}
 }
 
@@ -193,4 +261,22 @@ func BenchmarkMemoHit(b *testing.B) {
 			b.Fatal("not known")
 		}
 	}
+}
+
+// FuzzPlain: what is taken for a number or a string without being decoded is
+// one, with the value that decoding gives.
+func FuzzPlain(f *testing.F) {
+	for _, raw := range []string{"0", "-0.5", "01", "-", "1.", ".5", "12e3", `"salt"`, `"s\u0041"`, `""`, "\"\x00\"", `"a"b"`, "99999999999999999999"} {
+		f.Add([]byte(raw))
+	}
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		d := decoder{text: string(raw)}
+		v, ok := d.decode()
+		if plainNumber(raw) && (!ok || !v.IsInt() && !v.IsFloat()) {
+			t.Errorf("%q is no number", raw)
+		}
+		if plainString(raw) && (!ok || !v.IsString() || v.AsString() != string(raw[1:len(raw)-1])) {
+			t.Errorf("%q is no string that stands for itself", raw)
+		}
+	})
 }

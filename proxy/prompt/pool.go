@@ -6,10 +6,11 @@ import (
 	"time"
 )
 
-// Pool reads prompts for the proxy, from any goroutine. Small ones are followed
-// on the caller's goroutine, large ones by its workers, so that a few huge
-// prompts do not take all processors from the streams; a prompt that has to
-// wait too long is approximate. The zero value is of no use; NewPool makes one.
+// Pool reads prompts for the proxy, from any goroutine. Small ones, larger ones
+// that the model remembers as a whole, and those that are approximate in any
+// case are read on the caller's goroutine, others by its workers, so that a few huge prompts do not take all
+// processors from the streams; a prompt that has to wait too long is
+// approximate. The zero value is of no use; NewPool makes one.
 type Pool struct {
 	maxWait time.Duration
 	jobs    chan *job
@@ -75,8 +76,11 @@ func NewPool(workers int, maxWait time.Duration) *Pool {
 // again for anything else.
 func (p *Pool) Read(m *Model, kind Kind, body []byte, now time.Time) (_ *Prompt, late bool) {
 	prompt := p.prompts.Get().(*Prompt)
-	if len(body) <= inlineBytes {
+	if len(body) <= inlineBytes || m == nil || kind == Other {
 		p.read(m, prompt, kind, body, now)
+		return prompt, false
+	}
+	if p.recall(m, prompt, kind, body, now) {
 		return prompt, false
 	}
 	timer := time.NewTimer(p.maxWait)
@@ -166,6 +170,17 @@ func (p *Pool) do(j *job) {
 	} else {
 		p.Put(j.prompt)
 	}
+}
+
+// recall is Model.recall, which a panic ends without a prompt. Whoever follows
+// the prompt then meets it again.
+func (p *Pool) recall(m *Model, prompt *Prompt, kind Kind, body []byte, now time.Time) (known bool) {
+	defer func() {
+		if recover() != nil {
+			known = false
+		}
+	}()
+	return m.recall(prompt, kind, body, now)
 }
 
 // read follows a prompt on this goroutine. A panic in it is a defect of this

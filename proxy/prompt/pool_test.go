@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/inferrail/inferrail/proxy/prompt/tokenizer"
 )
 
 // heldPool is a Pool whose prompts are not followed before they are let.
@@ -39,7 +41,7 @@ func TestPoolSmallNeedsNoWorker(t *testing.T) {
 	var callers sync.WaitGroup
 	for n := range 10 {
 		callers.Go(func() {
-			prompt, late := p.Read(nil, Chat, make([]byte, n), time.Time{})
+			prompt, late := p.Read(new(Model), Chat, make([]byte, n), time.Time{})
 			if late || !slices.Equal(prompt.IDs, []uint32{uint32(n)}) {
 				t.Errorf("got %+v, %v", prompt, late)
 			}
@@ -59,13 +61,27 @@ func TestPoolSmallNeedsNoWorker(t *testing.T) {
 	callers.Wait()
 }
 
+// TestPoolApproximateNeedsNoWorker: nothing is rendered for it.
+func TestPoolApproximateNeedsNoWorker(t *testing.T) {
+	p := NewPool(1, 0)
+	defer p.Close()
+	for range 100 {
+		if prompt, late := p.Read(nil, Chat, large(1), time.Time{}); prompt.Reason == Late || prompt.Reason == Exact || late {
+			t.Fatalf("without a model: %v, late %v", prompt.Reason, late)
+		}
+		if prompt, late := p.Read(new(Model), Other, large(1), time.Time{}); prompt.Reason == Late || prompt.Reason == Exact || late {
+			t.Fatalf("of another route: %v, late %v", prompt.Reason, late)
+		}
+	}
+}
+
 func TestPoolLargeByWorkers(t *testing.T) {
 	p := holdUp(t, NewPool(2, time.Minute))
 	defer p.Close()
 	var callers sync.WaitGroup
 	for n := range 5 {
 		callers.Go(func() {
-			prompt, late := p.Read(nil, Chat, large(1+n), time.Time{})
+			prompt, late := p.Read(new(Model), Chat, large(1+n), time.Time{})
 			if late || prompt.Reason != Exact || !slices.Equal(prompt.IDs, []uint32{uint32(inlineBytes + 1 + n)}) {
 				t.Errorf("got %+v, %v", prompt, late)
 			}
@@ -94,13 +110,13 @@ func TestPoolLate(t *testing.T) {
 	var first *Prompt
 	for late := false; !late; {
 		// On a busy machine the worker may not have come to it in time.
-		first, late = p.Read(nil, Chat, large(1), time.Time{})
+		first, late = p.Read(new(Model), Chat, large(1), time.Time{})
 		if first.Reason != Late || len(first.IDs) > 0 {
 			t.Fatalf("got %+v", first)
 		}
 	}
 	<-p.begun
-	second, late := p.Read(nil, Chat, large(2), time.Time{})
+	second, late := p.Read(new(Model), Chat, large(2), time.Time{})
 	if second.Reason != Late || late {
 		t.Errorf("behind another: got %+v, late %v", second, late)
 	}
@@ -122,7 +138,7 @@ func TestPoolFull(t *testing.T) {
 	var exact atomic.Int64
 	for range 1 + queuedPerWorker {
 		callers.Go(func() {
-			if prompt, _ := p.Read(nil, Chat, large(1), time.Time{}); prompt.Reason == Exact {
+			if prompt, _ := p.Read(new(Model), Chat, large(1), time.Time{}); prompt.Reason == Exact {
 				exact.Add(1)
 			}
 		})
@@ -131,7 +147,7 @@ func TestPoolFull(t *testing.T) {
 	for p.Stats().Queued < queuedPerWorker {
 		runtime.Gosched()
 	}
-	prompt, late := p.Read(nil, Chat, large(1), time.Time{})
+	prompt, late := p.Read(new(Model), Chat, large(1), time.Time{})
 	if prompt.Reason != QueueFull || late {
 		t.Errorf("got %+v, %v", prompt, late)
 	}
@@ -150,13 +166,13 @@ func TestPoolPanic(t *testing.T) {
 	defer p.Close()
 	p.follow = func(*Model, *Prompt, Kind, []byte, time.Time) { panic("a defect") }
 	for _, body := range [][]byte{nil, large(1), large(1)} {
-		if prompt, late := p.Read(nil, Chat, body, time.Time{}); prompt.Reason != Failed || late {
+		if prompt, late := p.Read(new(Model), Chat, body, time.Time{}); prompt.Reason != Failed || late {
 			t.Errorf("got %+v, %v", prompt, late)
 		}
 	}
 	// The worker has lived through it.
 	p.follow = func(_ *Model, prompt *Prompt, _ Kind, _ []byte, _ time.Time) { prompt.reset() }
-	if prompt, _ := p.Read(nil, Chat, large(1), time.Time{}); prompt.Reason != Exact {
+	if prompt, _ := p.Read(new(Model), Chat, large(1), time.Time{}); prompt.Reason != Exact {
 		t.Errorf("got %+v", prompt)
 	}
 }
@@ -177,7 +193,7 @@ func TestPoolCloseUnderLoad(t *testing.T) {
 			callers.Go(func() {
 				for i := range 50 {
 					body := large(1 + c*50 + i)
-					prompt, _ := p.Read(nil, Chat, body, time.Time{})
+					prompt, _ := p.Read(new(Model), Chat, body, time.Time{})
 					switch prompt.Reason {
 					case Exact:
 						if !slices.Equal(prompt.IDs, []uint32{uint32(len(body))}) {
@@ -211,12 +227,38 @@ func TestPoolCloseUnderLoad(t *testing.T) {
 	}
 }
 
+// TestPoolRecalls: a large prompt that the model remembers waits for no worker.
+func TestPoolRecalls(t *testing.T) {
+	m, err := Load(Source{Tokenizer: "builtin:sim", Cache: tokenizer.NewCache(4 << 20)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	body := []byte(chatBody(2 * inlineBytes))
+	var want Prompt
+	for range 2 {
+		m.Follow(&want, Chat, body, time.Time{})
+	}
+	if want.Reason != Exact || len(want.IDs) < 1000 {
+		t.Fatalf("%v, %d ids", want.Reason, len(want.IDs))
+	}
+	p := holdUp(t, NewPool(1, time.Minute))
+	defer p.Close()
+	for range 3 {
+		prompt, late := p.Read(m, Chat, body, time.Time{})
+		if late || prompt.Reason != Exact || !slices.Equal(prompt.IDs, want.IDs) {
+			t.Errorf("got %v, %d ids, late %v", prompt.Reason, len(prompt.IDs), late)
+		}
+		p.Put(prompt)
+	}
+}
+
 // TestPoolKeepsLittle: a Prompt that has grown large is not kept.
 func TestPoolKeepsLittle(t *testing.T) {
 	p := NewPool(1, time.Minute)
 	defer p.Close()
 	for range 10 {
-		prompt, _ := p.Read(nil, Chat, nil, time.Time{})
+		prompt, _ := p.Read(new(Model), Chat, nil, time.Time{})
 		if prompt.memory() > keptMemory {
 			t.Fatal("a large one came back")
 		}
@@ -234,7 +276,7 @@ func BenchmarkPool(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				prompt, _ := p.Read(nil, Chat, body, time.Time{})
+				prompt, _ := p.Read(new(Model), Chat, body, time.Time{})
 				p.Put(prompt)
 			}
 		})

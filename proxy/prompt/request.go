@@ -252,9 +252,35 @@ func maybeValue(raw []byte) bool {
 	if strings.IndexByte("\"{[", raw[0]) >= 0 {
 		return true
 	}
-	d := decoder{text: string(raw)}
+	// Most are these, which the decoder would make values of.
+	switch string(raw) {
+	case "true", "false", "null":
+		return true
+	}
+	if plainNumber(raw) {
+		return true
+	}
+	d := decoder{text: keyText(raw)}
 	_, ok := d.decode()
 	return ok
+}
+
+// plainNumber reports whether raw is digits, perhaps with a sign before and a
+// fraction behind them.
+func plainNumber(raw []byte) bool {
+	raw = bytes.TrimPrefix(raw, []byte("-"))
+	whole, fraction, point := bytes.Cut(raw, []byte("."))
+	if point && len(fraction) == 0 || len(whole) == 0 || whole[0] == '0' && len(whole) > 1 {
+		return false
+	}
+	for _, digits := range [][]byte{whole, fraction} {
+		for _, c := range digits {
+			if !isDigit(c) {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 func nonEmpty(start, i int) int {
@@ -359,6 +385,10 @@ func (o *outline) refusal() Reason {
 
 // salt appends the request's cache_salt to dst.
 func (o *outline) salt(dst []byte) ([]byte, Reason) {
+	const refused = "@/\\\x00"
+	if raw := o.raw(memberCacheSalt); plainString(raw) && len(raw) <= 128 && !bytes.ContainsAny(raw, refused) {
+		return append(dst, raw[1:len(raw)-1]...), Exact
+	}
 	v, reason := o.value(memberCacheSalt)
 	switch {
 	case reason != Exact:
@@ -366,10 +396,25 @@ func (o *outline) salt(dst []byte) ([]byte, Reason) {
 	case v.IsNone():
 		return dst, Exact
 	case !v.IsString(), v.AsString() == "", utf8.RuneCountInString(v.AsString()) > 128,
-		strings.ContainsAny(v.AsString(), "@/\\\x00"):
+		strings.ContainsAny(v.AsString(), refused):
 		return dst, Malformed
 	}
 	return append(dst, v.AsString()...), Exact
+}
+
+// plainString reports whether raw is a string of ASCII, not empty, that stands
+// for itself.
+func plainString(raw []byte) bool {
+	n := len(raw) - 1
+	if n < 2 || raw[0] != '"' || raw[n] != '"' {
+		return false
+	}
+	for _, c := range raw[1:n] {
+		if c < ' ' || c > '~' || c == '"' || c == '\\' {
+			return false
+		}
+	}
+	return true
 }
 
 // chatRequest is a chat as the engine holds it when it has validated the body:

@@ -143,6 +143,10 @@ func (c *Cache) putAt(hash uint64, owner uint32, variant uint8, text string, ids
 	if 4*size > s.limit/4 {
 		return
 	}
+	var own []uint32 // a single's memory, for which nobody else has to wait
+	if size > s.segment/4 {
+		own = make([]uint32, size)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if at, e := s.findLocked(hash); e != nil {
@@ -156,7 +160,7 @@ func (c *Cache) putAt(hash uint64, owner uint32, variant uint8, text string, ids
 		s.evictions++
 	}
 	s.makeSlotLocked()
-	number := s.roomLocked(size)
+	number := s.roomLocked(size, own)
 	seg := &s.segments[number]
 	e := entry(seg.words[seg.used:][:size])
 	e[entryHash], e[entryHash+1] = uint32(hash), uint32(hash>>32)
@@ -325,20 +329,21 @@ func (s *shard) makeSlotLocked() {
 	}
 }
 
-// roomLocked returns the number of a segment with room for so many words.
-func (s *shard) roomLocked(size int) uint32 {
-	if size > s.segment/4 {
+// roomLocked returns the number of a segment with room for so many words: one
+// of those that are shared, or own.
+func (s *shard) roomLocked(size int, own []uint32) uint32 {
+	if own != nil {
 		for s.bytes+4*size+segmentBytes > s.limit {
 			s.dropLocked()
 		}
-		return s.beginLocked(size, true)
+		return s.beginLocked(segment{words: own, single: true})
 	}
 	for tries := 0; ; tries++ {
 		if last, ok := s.openLocked(); ok && len(s.segments[last].words)-s.segments[last].used >= size {
 			return last
 		}
 		if s.bytes+4*s.segment+segmentBytes <= s.limit {
-			return s.beginLocked(s.segment, false)
+			return s.beginLocked(segment{words: make([]uint32, s.segment)})
 		}
 		s.recycleLocked(tries)
 	}
@@ -354,8 +359,8 @@ func (s *shard) openLocked() (number uint32, ok bool) {
 	return 0, false
 }
 
-// beginLocked takes memory for a segment.
-func (s *shard) beginLocked(size int, single bool) uint32 {
+// beginLocked puts a segment into use.
+func (s *shard) beginLocked(new segment) uint32 {
 	var number uint32
 	if n := len(s.unused); n > 0 {
 		number, s.unused = s.unused[n-1], s.unused[:n-1]
@@ -363,9 +368,9 @@ func (s *shard) beginLocked(size int, single bool) uint32 {
 		number = uint32(len(s.segments))
 		s.segments = append(s.segments, segment{})
 	}
-	s.segments[number] = segment{words: make([]uint32, size), single: single}
+	s.segments[number] = new
 	s.order = append(s.order, number)
-	s.bytes += 4*size + segmentBytes
+	s.bytes += 4*len(new.words) + segmentBytes
 	return number
 }
 

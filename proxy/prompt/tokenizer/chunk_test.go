@@ -3,6 +3,7 @@ package tokenizer
 import (
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -274,6 +275,30 @@ func TestCacheOfNothing(t *testing.T) {
 	c.Put(1, 2, "", nil)
 	if got, ok := c.Append(nil, 1, 2, ""); !ok || len(got) != 0 {
 		t.Errorf("no ids of no text: got %v, %v", got, ok)
+	}
+}
+
+// TestCacheIsFewObjects: the garbage collector has as little to do with a cache
+// of many texts as with one of few.
+func TestCacheIsFewObjects(t *testing.T) {
+	const texts = 50_000
+	objects := func() uint64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapObjects
+	}
+	before := objects()
+	c := NewCache(32 << 20)
+	for i := range texts {
+		c.Put(1, 0, fmt.Sprint("a text of its own, number ", i), []uint32{1, 2, 3, 4, 5, 6, 7, uint32(i)})
+	}
+	n := int64(objects() - before)
+	if s := c.Stats(); s.Entries != texts || s.Bytes > 10<<20 {
+		t.Errorf("%+v", s)
+	}
+	if n > texts/20 {
+		t.Errorf("%d objects for %d texts", n, texts)
 	}
 }
 
