@@ -32,6 +32,11 @@ type files struct {
 	// the engine depends on the class of its tokenizer.
 	unsure []string
 	names  []string
+
+	// tokenizerClass, legacy and noPrefixSpace are what the files say of the
+	// tokenizer's class and to it.
+	tokenizerClass        string
+	legacy, noPrefixSpace bool
 }
 
 // specialTokens are those that transformers knows by name.
@@ -65,6 +70,15 @@ func readFiles(dir string) (*files, error) {
 	settings, err := f.object("tokenizer_config.json")
 	if err != nil {
 		return nil, err
+	}
+	for _, from := range []*jinja.Dict{settings, config} {
+		if class := from.Data["tokenizer_class"]; class.IsString() && f.tokenizerClass == "" {
+			f.tokenizerClass = class.AsString()
+		}
+	}
+	f.legacy = settings.Data["legacy"].IsTruthy()
+	if space := settings.Data["add_prefix_space"]; space.IsBool() {
+		f.noPrefixSpace = !space.AsBool()
 	}
 	if err := f.readTemplates(settings); err != nil {
 		return nil, err
@@ -207,9 +221,7 @@ func (f *files) readSpecial(settings *jinja.Dict) error {
 			f.special[name] = token
 		}
 	}
-	switch class := settings.Data["tokenizer_class"]; {
-	case isString(class, "PreTrainedTokenizerFast"), isString(class, "PreTrainedTokenizer"), isString(class, "TokenizersBackend"):
-	default:
+	if f.class() != "" {
 		for _, name := range specialTokens {
 			if _, ok := given[name]; !ok {
 				f.unsure = append(f.unsure, name)

@@ -13,12 +13,12 @@ import (
 )
 
 // TestRequestsAsVLLM compares what Follow makes of bodies with what vLLM 0.32.0
-// makes of them; testdata/requests.py has asked it. Without a tokenizer the
+// makes of them; testdata/bodies.py has asked it. Without a tokenizer the
 // rendered text tells whether all variables of the template are the same. What
 // the engine takes and Follow does not has the argument "unfollowed".
 func TestRequestsAsVLLM(t *testing.T) {
 	models := setups(t)
-	datadriven.Walk(t, "testdata/requests", func(t *testing.T, path string) {
+	datadriven.Walk(t, "testdata/bodies", func(t *testing.T, path string) {
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			return asVLLM(t, models, d)
 		})
@@ -38,7 +38,7 @@ func TestRequestIDsAsVLLM(t *testing.T) {
 	}
 	models := setups(t, file)
 	compared := 0
-	datadriven.Walk(t, "testdata/requests", func(t *testing.T, path string) {
+	datadriven.Walk(t, "testdata/bodies", func(t *testing.T, path string) {
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			if models[d.CmdArgs[0].Key] == nil {
 				return d.Expected
@@ -82,7 +82,7 @@ func asVLLM(t *testing.T, models map[string]*Model, d *datadriven.TestData) stri
 // epoch is the time of tests whose templates do not ask for it.
 var epoch = time.Unix(0, 0)
 
-// outcome writes a prompt as testdata/requests.py does.
+// outcome writes a prompt as testdata/bodies.py does.
 func outcome(p *Prompt) string {
 	var lines []string
 	start := 0
@@ -98,7 +98,7 @@ func outcome(p *Prompt) string {
 	return strings.Join(lines, "\n") + "\n"
 }
 
-// expected is the part of what testdata/requests.py wrote that outcome tells:
+// expected is the part of what testdata/bodies.py wrote that outcome tells:
 // the lines of ids, or those of texts.
 func expected(want string, ids bool) string {
 	var lines []string
@@ -122,7 +122,7 @@ func expected(want string, ids bool) string {
 	return strings.Join(lines, "\n") + "\n"
 }
 
-// setups are the models that testdata/requests.py has asked: all of them without
+// setups are the models that testdata/bodies.py has asked: all of them without
 // a tokenizer, or with one those of which it has noted the ids.
 func setups(t testing.TB, tokenizer ...string) map[string]*Model {
 	t.Helper()

@@ -157,7 +157,7 @@ func TestMemoChangesNothing(t *testing.T) {
 	defer plain.Close()
 	defer remembers.Close()
 	exact := 0
-	datadriven.Walk(t, "testdata/requests", func(t *testing.T, path string) {
+	datadriven.Walk(t, "testdata/bodies", func(t *testing.T, path string) {
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			for _, kind := range []Kind{Chat, Completion, Tokenize, Other} {
 				var want Prompt

