@@ -91,7 +91,9 @@ func fromJSON(data []byte, beside settings, o Options) (*Tokenizer, error) {
 	if err := f.read(data); err != nil {
 		return nil, err
 	}
-	beside.apply(&f)
+	if err := beside.apply(&f); err != nil {
+		return nil, err
+	}
 	n := new(native)
 	kind, err := n.build(&f)
 	if err != nil {

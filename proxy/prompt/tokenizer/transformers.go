@@ -40,27 +40,64 @@ var classTokens = map[string]map[string]string{
 	"Qwen3_5Tokenizer": {"eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>", "pad_token": "<|endoftext|>"},
 }
 
-// fileKeepers are the model types for which transformers takes a tokenizer.json
-// as it is, whatever class the files name: it knows that class to be wrong, or
-// has none of its own for them.
-var fileKeepers = strings.Fields(`
-	arctic aria bigbird_pegasus chameleon chatlm deepseek_ocr deepseek_ocr2 deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4
-	deepseek_vl deepseek_vl_hybrid deepseek_vl_v2 ernie4_5 ernie4_5_moe flex_olmo fuyu glm glm4 glm4_moe glm4_moe_lite glm4v
-	glm4v_moe glm_image glmasr got_ocr2 gpt_bigcode granite granitemoe granitemoehybrid granitemoeshared h2ovl_chat
-	hyperclovax hyperclovax_vlm internlm2 jamba janus kimi_k25 kimi_linear llava llava_next mimo_v2_flash minicpm3 minicpmv
-	minicpmv4_6 minicpmv4_7 minimax_m2 ministral ministral3 mistral mistral3 mixtral modernbert molmo molmo2 nemotron nvfp4
-	olmo2 olmo3 olmo_hybrid opencua openvla paddleocr_vl persimmon phi3 phi3_v phimoe pixtral smolvlm stablelm step3_vl
-	step3p5 vipllava voxtral voxtral_realtime`)
+// The engine's transformers (version 5) loads a tokenizer by its class. The
+// general class takes tokenizer.json as it is. Some others take only the
+// vocabulary, the merges, the added tokens and the post-processor from it and
+// build the rest of the pipeline themselves, whatever the file says.
+
+// generalTypes are the model types whose tokenizers always have the general
+// class, whatever class tokenizer_config.json names.
+var generalTypes = strings.Fields(`arctic aria bigbird_pegasus canary chameleon chatlm cohere_asr deepseek_ocr
+	deepseek_ocr2 deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 deepseek_vl deepseek_vl_hybrid deepseek_vl_v2 ernie4_5
+	ernie4_5_moe flex_olmo fuyu glm glm4 glm4_moe glm4_moe_lite glm4v glm4v_moe glm_image glmasr got_ocr2 gpt_bigcode
+	granite granitemoe granitemoehybrid granitemoeshared h2ovl_chat hyperclovax hyperclovax_vlm internlm2 jamba janus
+	kimi_k25 kimi_linear kosmos-2 llava llava_next mimo_v2_flash minicpm3 minicpmv minicpmv4_6 minicpmv4_7 minimax_m2
+	ministral ministral3 mistral mistral3 mixtral molmo molmo2 nemotron nvfp4 olmo2 olmo3 olmo_hybrid opencua openvla
+	paddleocr_vl pegasus_x persimmon phi3 phi3_v phimoe pix2struct pixtral smolvlm stablelm step3_vl step3p5 umt5 vipllava
+	voxtral voxtral_realtime
+	internlm2 step3p7 unlimited-ocr unlimited_ocr`)
+
+// typeClasses are the classes that transformers has for other model types. It
+// takes them when tokenizer_config.json names none.
+var typeClasses = map[string]string{}
+
+func init() {
+	for class, types := range map[string]string{
+		"CohereTokenizer":    "aya_vision cohere cohere2",
+		"CodeLlamaTokenizer": "code_llama",
+		"GemmaTokenizer":     "diffusion_gemma gemma gemma2 gemma3 gemma3_text gemma3n gemma3n_text recurrent_gemma shieldgemma2 t5gemma zaya",
+		"GPT2Tokenizer":      "blip-2 codegen dbrx emu3 gpt2 gpt_neo gptj hyperclovax_vision_v2 instructblip instructblipvideo jais2 opt phi starcoder2",
+		"GPTNeoXTokenizer":   "falcon_mamba gpt_neox mamba mamba2 mpt olmo olmoe rwkv xlstm",
+		"LlamaTokenizer":     "idefics idefics2",
+		"Qwen2Tokenizer": "audioflamingo3 colqwen2 cosmos3_omni fun_asr_nano hunyuan_vl internvl lighton_ocr ovis2 qianfan_ocr qwen2 qwen2_5_omni " +
+			"qwen2_5_vl qwen2_audio qwen2_moe qwen2_vl qwen3 qwen3_asr qwen3_moe qwen3_next qwen3_omni_moe qwen3_vl qwen3_vl_moe vibevoice",
+		"Qwen3_5Tokenizer": "qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen4_exp",
+	} {
+		for _, name := range strings.Fields(types) {
+			typeClasses[name] = class
+		}
+	}
+}
+
+// wrongTypes are the model types for which typeClasses counts more than what
+// tokenizer_config.json names.
+var wrongTypes = []string{"qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen4_exp", "hyperclovax_vision_v2"}
+
+// otherClasses build pipelines that are not followed.
+var otherClasses = strings.Fields(`AlbertTokenizer BartTokenizer BertTokenizer CamembertTokenizer CLIPTokenizer CodeLlamaTokenizer
+	CohereTokenizer DebertaTokenizer DebertaV2Tokenizer FNetTokenizer GPTNeoXTokenizer HerbertTokenizer LayoutLMv3Tokenizer
+	MBartTokenizer NllbTokenizer NougatTokenizer PegasusTokenizer ReformerTokenizer RobertaTokenizer SeamlessM4TTokenizer
+	Siglip2Tokenizer SiglipTokenizer SplinterTokenizer T5Tokenizer UdopTokenizer WhisperTokenizer XGLMTokenizer
+	XLMRobertaTokenizer XLNetTokenizer`)
 
 // readSettings reads config.json and tokenizer_config.json in a model's
-// directory. Without the former, which says what the model is, nothing is known
-// of what an engine does.
+// directory.
 func readSettings(dir string) (s settings, err error) {
 	var model struct {
 		ModelType      string  `json:"model_type"`
 		TokenizerClass *string `json:"tokenizer_class"`
 	}
-	if ok, err := readJSON(filepath.Join(dir, "config.json"), &model); !ok {
+	if _, err := readJSON(filepath.Join(dir, "config.json"), &model); err != nil {
 		return settings{}, err
 	}
 	var tokenizer struct {
@@ -82,7 +119,6 @@ func readSettings(dir string) (s settings, err error) {
 	if !isNull(tokenizer.AutoMap) {
 		s.tokenizerClass = "" // code beside the model
 	}
-	s.tokenizerClass = strings.TrimSuffix(s.tokenizerClass, "Fast")
 	s.legacy = tokenizer.Legacy != nil && *tokenizer.Legacy
 	s.addPrefixSpace = tokenizer.AddPrefixSpace
 	ids := make([]string, 0, len(tokenizer.AddedTokensDecoder))
@@ -143,21 +179,32 @@ func readJSON(path string, to any) (ok bool, err error) {
 	return true, nil
 }
 
-// apply changes a tokenizer.json as transformers does.
-func (s settings) apply(f *file) {
-	class := s.tokenizerClass
-	switch s.modelType {
-	case "qwen2":
-		if class != "" {
-			class = "Qwen2Tokenizer"
-		}
-	case "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen4_exp":
-		if class != "" {
-			class = "Qwen3_5Tokenizer"
-		}
+// Class is the class that transformers loads a tokenizer by, "" for the general
+// one, from the model_type of config.json and the class that
+// tokenizer_config.json names.
+func Class(modelType, named string) string {
+	named = strings.TrimSuffix(named, "Fast")
+	general := named == "PreTrainedTokenizer" || named == "TokenizersBackend" || named == "PythonBackend"
+	own := typeClasses[modelType]
+	switch {
+	case named == "":
+		return own
+	case slices.Contains(generalTypes, modelType):
+		return ""
+	case own != "" && own != named && slices.Contains(wrongTypes, modelType):
+		return own
+	case general:
+		return ""
 	}
-	if s.modelType == "" || slices.Contains(fileKeepers, s.modelType) {
-		class = ""
+	return named
+}
+
+// apply changes a tokenizer.json as transformers does. It fails for a class
+// that builds a pipeline which is not followed.
+func (s *settings) apply(f *file) error {
+	class := Class(s.modelType, s.tokenizerClass)
+	if slices.Contains(otherClasses, class) {
+		return unrecognised("the pipeline that transformers builds for the class %s", class)
 	}
 	no, yes := false, true
 	bytes := func(p pieces) {
@@ -168,6 +215,7 @@ func (s settings) apply(f *file) {
 			{Type: "Split", Pattern: pattern, Behavior: "Isolated"},
 			{Type: "ByteLevel", AddPrefixSpace: &prefix, UseRegex: &no},
 		}}
+		f.model.UnkToken, f.model.FuseUnk = nil, false
 		f.model.ByteFallback, f.model.IgnoreMerges = false, false
 	}
 	rebuilt := true
@@ -184,16 +232,23 @@ func (s settings) apply(f *file) {
 		}
 		f.normalizer = nil
 		f.preTokenizer = &filePreTokenizer{Type: "Metaspace", Replacement: spaceText, PrependScheme: scheme, Split: &no}
+		f.model.UnkToken, f.model.FuseUnk = nil, true
 		f.model.ByteFallback, f.model.IgnoreMerges = true, false
 	case "GemmaTokenizer":
-		space, spaceless := " ", spaceText
+		space, spaceless, unknown := " ", spaceText, "<unk>"
 		f.normalizer = &fileNormalizer{Type: "Replace", Pattern: pattern{String: &space}, Content: spaceless}
 		f.preTokenizer = &filePreTokenizer{Type: "Split", Pattern: pattern{String: &space}, Behavior: "MergedWithPrevious"}
-		f.model.ByteFallback, f.model.IgnoreMerges = yes, false
+		f.model.UnkToken, f.model.FuseUnk = &unknown, true
+		f.model.ByteFallback, f.model.IgnoreMerges = true, false
 	case "Qwen2Tokenizer":
 		bytes(pieces{rule: plainWords, digits: 1})
 	case "Qwen3_5Tokenizer":
 		bytes(pieces{rule: plainWords, digits: 1, marks: true})
+	case "GPT2Tokenizer":
+		f.normalizer = nil
+		f.preTokenizer = &filePreTokenizer{Type: "ByteLevel", AddPrefixSpace: &no, UseRegex: &yes}
+		f.model.UnkToken, f.model.FuseUnk = nil, false
+		f.model.ByteFallback, f.model.IgnoreMerges = false, false
 	}
 	if rebuilt && len(s.added) > 0 {
 		f.added = nil // the class starts without the file's
@@ -229,6 +284,7 @@ func (s settings) apply(f *file) {
 	for _, t := range s.more {
 		add(t, false)
 	}
+	return nil
 }
 
 // pattern is the regular expression that p follows.
