@@ -59,6 +59,9 @@ func Load(dir string, o Options) (*Tokenizer, error) {
 	case !errors.Is(err, ErrUnrecognised):
 		return nil, fmt.Errorf("tokenizer: %s: %w", path, err)
 	}
+	if err := beside.keeps(data); err != nil {
+		return nil, fmt.Errorf("tokenizer: %s: %w", path, err)
+	}
 	p, libraryErr := loadLibrary(data)
 	if libraryErr != nil {
 		return nil, fmt.Errorf("tokenizer: %s: %w; %w", path, err, libraryErr)

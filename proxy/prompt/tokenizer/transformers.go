@@ -199,6 +199,33 @@ func Class(modelType, named string) string {
 	return named
 }
 
+// keeps returns an error unless transformers takes the tokenizer.json as it is:
+// the library of hf.go can be given nothing else.
+func (s *settings) keeps(data []byte) error {
+	class := Class(s.modelType, s.tokenizerClass)
+	if slices.Contains(otherClasses, class) || slices.Contains(builtClasses, class) {
+		return unrecognised("transformers builds another pipeline from it for the class %s", class)
+	}
+	var in struct {
+		Added []fileToken `json:"added_tokens"`
+	}
+	if err := json.Unmarshal(data, &in, jsontext.AllowDuplicateNames(true)); err != nil {
+		return err
+	}
+	f := file{added: slices.Clone(in.Added)}
+	s.addTokens(&f, class)
+	if !slices.EqualFunc(f.added, in.Added, func(a, b fileToken) bool {
+		a.ID, b.ID = 0, 0
+		return a == b
+	}) {
+		return unrecognised("transformers adds tokens to it, or changes those that it adds")
+	}
+	return nil
+}
+
+// builtClasses are those of which apply builds the pipeline.
+var builtClasses = []string{"LlamaTokenizer", "GemmaTokenizer", "Qwen2Tokenizer", "Qwen3_5Tokenizer", "GPT2Tokenizer"}
+
 // apply changes a tokenizer.json as transformers does. It fails for a class
 // that builds a pipeline which is not followed.
 func (s *settings) apply(f *file) error {
@@ -218,10 +245,7 @@ func (s *settings) apply(f *file) error {
 		f.model.UnkToken, f.model.FuseUnk = nil, false
 		f.model.ByteFallback, f.model.IgnoreMerges = false, false
 	}
-	rebuilt := true
 	switch class {
-	default:
-		rebuilt = false
 	case "LlamaTokenizer":
 		scheme := "first"
 		switch {
@@ -250,9 +274,15 @@ func (s *settings) apply(f *file) error {
 		f.model.UnkToken, f.model.FuseUnk = nil, false
 		f.model.ByteFallback, f.model.IgnoreMerges = false, false
 	}
-	if rebuilt && len(s.added) > 0 {
+	if slices.Contains(builtClasses, class) && len(s.added) > 0 {
 		f.added = nil // the class starts without the file's
 	}
+	s.addTokens(f, class)
+	return nil
+}
+
+// addTokens adds the tokens that a class has and the settings name.
+func (s *settings) addTokens(f *file, class string) {
 	at := make(map[string]int, len(f.added))
 	for i, t := range f.added {
 		at[t.Content] = i
@@ -284,7 +314,6 @@ func (s *settings) apply(f *file) error {
 	for _, t := range s.more {
 		add(t, false)
 	}
-	return nil
 }
 
 // pattern is the regular expression that p follows.
