@@ -410,6 +410,9 @@ func (m *Model) followCompletion(p *Prompt, o *outline) Reason {
 		return reason
 	}
 	for _, text := range c.texts {
+		if !m.tokenizer.Takes(len(text)) {
+			return TooLarge
+		}
 		p.IDs = m.tokenizer.Append(p.IDs, text, c.addSpecialTokens)
 		p.Ends = append(p.Ends, len(p.IDs))
 	}
@@ -459,6 +462,11 @@ func (m *Model) followChat(p *Prompt, o *outline, now time.Time) Reason {
 		p.Text = append(p.Text, text...)
 		p.TextEnds = append(p.TextEnds, len(p.Text))
 		return reason
+	}
+	if !m.tokenizer.Takes(len(text)) {
+		p.Text = append(p.Text, text...)
+		p.TextEnds = append(p.TextEnds, len(p.Text))
+		return TooLarge
 	}
 	p.IDs = m.tokenizer.Append(p.IDs, text, r.addSpecialTokens)
 	p.Ends = append(p.Ends, len(p.IDs))
