@@ -195,11 +195,7 @@ func (m *Model) loadTokenizer(f *files, cache *tokenizer.Cache) error {
 		m.lacking, m.why = BadTokenizer, "the engine uses a SentencePiece model of Mistral's, which is not followed"
 		return nil
 	}
-	load := f.loadByClass
-	if f.form() == formMistral {
-		load = func(o tokenizer.Options) (*tokenizer.Tokenizer, error) { return tokenizer.Load(f.dir, o) }
-	}
-	t, err := load(tokenizer.Options{Cache: cache, Tekken: f.form() == formMistral})
+	t, err := tokenizer.Load(f.dir, tokenizer.Options{Cache: cache, Tekken: f.form() == formMistral})
 	switch {
 	case err == nil:
 		m.tokenizer = t
