@@ -169,7 +169,7 @@ func (m *Model) readKwargs(text string) error {
 		return fmt.Errorf("template kwargs %.80q are no JSON object (wrong at byte %d)", text, d.pos)
 	}
 	if d.odd != Exact {
-		return fmt.Errorf("template kwargs %.80q hold a number that is too large or half of a surrogate pair", text)
+		return fmt.Errorf("template kwargs %.80q hold half of a surrogate pair or nest too deeply", text)
 	}
 	for _, name := range keptFromKwargs {
 		if v.AsDict().Has(name) {

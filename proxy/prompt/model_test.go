@@ -82,10 +82,9 @@ func TestTemplatesOfADirectory(t *testing.T) {
 				got = ""
 				for _, id := range p.IDs {
 					text := string(rune(id))
-					for _, special := range []string{"<b>", "<B>", "<e>", "<i>"} {
-						// The engine adds those that have a name.
-						if of, ok := m.tokenizer.Token(special); ok && of == id {
-							text = special
+					for _, token := range []string{"<b>", "<B>", "<e>", "<i>"} { // the engine adds those that have a name
+						if added, ok := m.tokenizer.Token(token); ok && added == id {
+							text = token
 						}
 					}
 					got += text
