@@ -528,6 +528,9 @@ func (m *message) content(wrap bool) (jinja.Value, Reason) {
 			text, keep = withoutBilling(text)
 		}
 		if !wrap || !wraps(m.role) {
+			if len(text) == len(content.AsString()) {
+				return content, Exact // which needs no memory
+			}
 			return jinja.NewString(text), Exact
 		}
 		if keep {

@@ -1,7 +1,10 @@
 package prompt
 
 import (
+	"encoding/binary"
 	"math"
+	mathbits "math/bits"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -21,6 +24,8 @@ const maxValueDepth = 256
 type decoder struct {
 	text string
 	pos  int
+	// memory is where values are made; nil for memory of their own.
+	memory *values
 	// odd is set when the text is JSON but holds something whose printed form
 	// is not certain: Unfollowed for numbers that Python keeps exactly and we
 	// do not, Malformed for halves of surrogate pairs, which no tokenizer takes.
@@ -44,7 +49,7 @@ func (d *decoder) value(depth int) (v jinja.Value, ok bool) {
 	switch c := d.text[d.pos]; c {
 	case '"':
 		s, ok := d.string()
-		return jinja.NewString(s), ok
+		return stringValue(s), ok
 	case '{':
 		return d.object(depth)
 	case '[':
@@ -75,7 +80,11 @@ func (d *decoder) object(depth int) (v jinja.Value, ok bool) {
 		d.note(Unfollowed)
 		return v, false
 	}
-	v = jinja.NewDict()
+	if d.memory != nil {
+		v = d.memory.dict()
+	} else {
+		v = jinja.NewDict()
+	}
 	dict := v.AsDict()
 	d.pos++
 	d.space()
@@ -116,20 +125,26 @@ func (d *decoder) array(depth int) (v jinja.Value, ok bool) {
 		d.note(Unfollowed)
 		return v, false
 	}
-	var items []jinja.Value
+	if d.memory == nil {
+		d.memory = new(values)
+	}
 	d.pos++
 	d.space()
 	if d.accept(']') {
 		return jinja.NewList(nil), true
 	}
+	// Arrays within this one put theirs behind and take them off again.
+	first := len(d.memory.items)
 	for {
 		item, ok := d.value(depth + 1)
 		if !ok {
 			return v, false
 		}
-		items = append(items, item)
+		d.memory.items = append(d.memory.items, item)
 		d.space()
 		if d.accept(']') {
+			items := slices.Clone(d.memory.items[first:])
+			d.memory.items = d.memory.items[:first]
 			return jinja.NewList(items), true
 		}
 		if !d.accept(',') {
@@ -199,21 +214,46 @@ func (d *decoder) string() (s string, ok bool) {
 		d.pos++
 		return d.text[start : d.pos-1], true
 	}
-	out := append(make([]byte, 0, 2*(d.pos-start)+32), d.text[start:d.pos]...)
+	// What escapes stand for is never longer than they are. Words of eight bytes
+	// are written as a whole, so there is room for one more.
+	if d.memory == nil {
+		d.memory = new(values)
+	}
+	out := d.memory.room(len(d.text) - start + 8)
+	n := copy(out, d.text[start:d.pos])
 	for d.pos < len(d.text) {
-		switch c := d.text[d.pos]; {
+		c := d.text[d.pos]
+		switch {
 		case c == '"':
 			d.pos++
-			return string(out), true
+			d.memory.took(n)
+			return keyText(out[:n:n]), true
 		case c != '\\':
 			return "", false // a control character
 		}
-		if out, ok = d.escape(out); !ok {
+		escaped, ok := d.escape(out[:n])
+		if !ok {
 			return "", false
 		}
-		n := plain(d.text[d.pos:])
-		out = append(out, d.text[d.pos:d.pos+n]...)
-		d.pos += n
+		n = len(escaped)
+		for d.pos+8 <= len(d.text) {
+			word := loadWord(d.text[d.pos:])
+			binary.LittleEndian.PutUint64(out[n:], word)
+			special := specialBytes(word)
+			if special != 0 {
+				k := mathbits.TrailingZeros64(special) / 8
+				n += k
+				d.pos += k
+				break
+			}
+			n += 8
+			d.pos += 8
+		}
+		for d.pos < len(d.text) && d.text[d.pos] >= 0x20 && d.text[d.pos] != '"' && d.text[d.pos] != '\\' {
+			out[n] = d.text[d.pos]
+			n++
+			d.pos++
+		}
 	}
 	return "", false
 }
@@ -280,17 +320,10 @@ func hex4(s string) (r rune, ok bool) {
 // plain is how many bytes of s stand for themselves: no quote, no backslash, no
 // control character. It looks at eight bytes at a time.
 func plain(s string) int {
-	const (
-		ones  = 0x0101010101010101
-		highs = 0x8080808080808080
-	)
 	i := 0
 	for ; i+8 <= len(s); i += 8 {
-		w := uint64(s[i]) | uint64(s[i+1])<<8 | uint64(s[i+2])<<16 | uint64(s[i+3])<<24 |
-			uint64(s[i+4])<<32 | uint64(s[i+5])<<40 | uint64(s[i+6])<<48 | uint64(s[i+7])<<56
-		quote, slash := w^(ones*'"'), w^(ones*'\\')
-		if ((w-ones*0x20)&^w|(quote-ones)&^quote|(slash-ones)&^slash)&highs != 0 {
-			break
+		if special := specialBytes(loadWord(s[i:])); special != 0 {
+			return i + mathbits.TrailingZeros64(special)/8
 		}
 	}
 	for i < len(s) && s[i] >= 0x20 && s[i] != '"' && s[i] != '\\' {
@@ -298,6 +331,39 @@ func plain(s string) int {
 	}
 	return i
 }
+
+// loadWord is the first eight bytes of s, the first the lowest.
+func loadWord(s string) uint64 {
+	return uint64(s[0]) | uint64(s[1])<<8 | uint64(s[2])<<16 | uint64(s[3])<<24 |
+		uint64(s[4])<<32 | uint64(s[5])<<40 | uint64(s[6])<<48 | uint64(s[7])<<56
+}
+
+// specialBytes sets the highest bit of the lowest byte of w that does not stand
+// for itself. Of those above it nothing is said; without any it is 0.
+func specialBytes(w uint64) uint64 {
+	const (
+		ones  = 0x0101010101010101
+		highs = 0x8080808080808080
+	)
+	quote, slash := w^(ones*'"'), w^(ones*'\\')
+	return ((w-ones*0x20)&^w | (quote-ones)&^quote | (slash-ones)&^slash) & highs
+}
+
+// stringValue is s as a value. Those that nearly every message has are made
+// once.
+func stringValue(s string) jinja.Value {
+	switch s {
+	case "user":
+		return userValue
+	case "assistant":
+		return assistantValue
+	case "text":
+		return textValue
+	}
+	return jinja.NewString(s)
+}
+
+var userValue, assistantValue, textValue = jinja.NewString("user"), jinja.NewString("assistant"), jinja.NewString("text")
 
 func (d *decoder) literal(word string) bool {
 	if !strings.HasPrefix(d.text[d.pos:], word) {
