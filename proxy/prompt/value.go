@@ -108,7 +108,11 @@ func (d *decoder) object(depth int) (v jinja.Value, ok bool) {
 		if !ok {
 			return v, false
 		}
-		dict.Set(key, member)
+		before := len(dict.Data)
+		dict.Data[key] = member
+		if len(dict.Data) > before {
+			dict.Keys = append(dict.Keys, key)
+		}
 		d.space()
 		if d.accept('}') {
 			return v, true
@@ -221,42 +225,52 @@ func (d *decoder) string() (s string, ok bool) {
 	}
 	out := d.memory.room(len(d.text) - start + 8)
 	n := copy(out, d.text[start:d.pos])
-	for d.pos < len(d.text) {
-		c := d.text[d.pos]
-		switch {
+	text, pos := d.text, d.pos
+	for pos < len(text) {
+		switch c := text[pos]; {
 		case c == '"':
-			d.pos++
+			d.pos = pos + 1
 			d.memory.took(n)
 			return keyText(out[:n:n]), true
 		case c != '\\':
 			return "", false // a control character
 		}
-		escaped, ok := d.escape(out[:n])
-		if !ok {
-			return "", false
+		if pos+1 < len(text) && shortEscapes[text[pos+1]] != 0 {
+			out[n] = shortEscapes[text[pos+1]]
+			n++
+			pos += 2
+		} else {
+			d.pos = pos
+			escaped, ok := d.escape(out[:n])
+			if !ok {
+				return "", false
+			}
+			n, pos = len(escaped), d.pos
 		}
-		n = len(escaped)
-		for d.pos+8 <= len(d.text) {
-			word := loadWord(d.text[d.pos:])
+		for pos+8 <= len(text) {
+			word := loadWord(text[pos:])
 			binary.LittleEndian.PutUint64(out[n:], word)
 			special := specialBytes(word)
 			if special != 0 {
 				k := mathbits.TrailingZeros64(special) / 8
 				n += k
-				d.pos += k
+				pos += k
 				break
 			}
 			n += 8
-			d.pos += 8
+			pos += 8
 		}
-		for d.pos < len(d.text) && d.text[d.pos] >= 0x20 && d.text[d.pos] != '"' && d.text[d.pos] != '\\' {
-			out[n] = d.text[d.pos]
+		for pos < len(text) && text[pos] >= 0x20 && text[pos] != '"' && text[pos] != '\\' {
+			out[n] = text[pos]
 			n++
-			d.pos++
+			pos++
 		}
 	}
 	return "", false
 }
+
+// shortEscapes are the bytes that escapes of one letter stand for.
+var shortEscapes = [256]byte{'"': '"', '\\': '\\', '/': '/', 'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t'}
 
 // escape appends what the escape at d.pos stands for.
 func (d *decoder) escape(out []byte) (_ []byte, ok bool) {
@@ -265,21 +279,10 @@ func (d *decoder) escape(out []byte) (_ []byte, ok bool) {
 	}
 	c := d.text[d.pos+1]
 	d.pos += 2
-	switch c {
-	case '"', '\\', '/':
-		return append(out, c), true
-	case 'b':
-		return append(out, '\b'), true
-	case 'f':
-		return append(out, '\f'), true
-	case 'n':
-		return append(out, '\n'), true
-	case 'r':
-		return append(out, '\r'), true
-	case 't':
-		return append(out, '\t'), true
-	case 'u':
-	default:
+	if shortEscapes[c] != 0 {
+		return append(out, shortEscapes[c]), true
+	}
+	if c != 'u' {
 		return out, false
 	}
 	r, ok := hex4(d.text[d.pos:])
