@@ -321,6 +321,7 @@ func (m *Model) follow(p *Prompt, kind Kind, body []byte, now time.Time, verify 
 				text := fmt.Sprintf("following a prompt panicked: %v\n%s", what, debug.Stack())
 				m.defect.CompareAndSwap(nil, &text)
 			}
+			p.scratch.values = values{} // may be in any state
 			m.Approximate(p, Other, nil, Failed)
 		}
 	}()
@@ -330,6 +331,7 @@ func (m *Model) follow(p *Prompt, kind Kind, body []byte, now time.Time, verify 
 		return
 	}
 	o.verify = verify
+	o.memory = &p.scratch.values
 	var reason Reason
 	if p.Salt, reason = o.salt(p.Salt); reason == Exact {
 		reason = o.refusal()
@@ -343,11 +345,14 @@ func (m *Model) follow(p *Prompt, kind Kind, body []byte, now time.Time, verify 
 		if same && m.memo.recall(p, &o, day) {
 			return
 		}
+		// No text is longer than the body.
+		p.scratch.values.room(len(body) + 8)
 		if o.isChat() {
 			reason = m.followChat(p, &o, now)
 		} else {
 			reason = m.followCompletion(p, &o)
 		}
+		p.scratch.values.release()
 		if same && reason == Exact {
 			m.memo.note(p, &o)
 		}
@@ -450,7 +455,7 @@ func (m *Model) followChat(p *Prompt, o *outline, now time.Time) Reason {
 		p.Ends = append(p.Ends, len(p.IDs))
 		return Exact
 	}
-	text, reason := m.render(r, now)
+	text, reason := m.render(p, r, now)
 	if reason != Exact {
 		return reason
 	}
