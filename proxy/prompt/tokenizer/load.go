@@ -294,6 +294,13 @@ func readMember(d *jsontext.Decoder, name string, to any) error {
 	}
 	if err := json.Unmarshal(v, to, json.RejectUnknownMembers(true)); err != nil {
 		// What it is, is in the library's hands: it may be of a later form.
+		var kind struct{ Type string }
+		if json.Unmarshal(v, &kind, json.MatchCaseInsensitiveNames(true)) == nil && kind.Type != "" {
+			name += " " + kind.Type
+		}
+		if inner := (*json.SemanticError)(nil); errors.As(err, &inner) && inner.Err != nil {
+			err = fmt.Errorf("%w %s", inner.Err, inner.JSONPointer.LastToken())
+		}
 		return unrecognised("%s: %v", name, err)
 	}
 	return nil
