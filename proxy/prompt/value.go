@@ -22,10 +22,16 @@ type decoder struct {
 	text string
 	pos  int
 	// odd is set when the text is JSON but holds something whose printed form
-	// is not certain: Unfollowed for numbers that Python keeps exactly and we
+	// is not certain, or more than is followed: Unfollowed for numbers that Python keeps exactly and we
 	// do not, Malformed for halves of surrogate pairs, which no tokenizer takes.
 	odd Reason
+	// made counts the values of all decoders that share it; nil for none others.
+	made *int
 }
+
+// maxValues is how many values are made of one body: a chat of 50,000 messages
+// has a third. A value takes up to a hundred times the memory of its text.
+const maxValues = 1 << 19
 
 // decode reads a whole text. ok is false when it is not JSON.
 func (d *decoder) decode() (v jinja.Value, ok bool) {
@@ -38,6 +44,13 @@ func (d *decoder) decode() (v jinja.Value, ok bool) {
 }
 
 func (d *decoder) value(depth int) (v jinja.Value, ok bool) {
+	if d.made == nil {
+		d.made = new(int)
+	}
+	if *d.made++; *d.made > maxValues {
+		d.note(TooLarge)
+		return v, false
+	}
 	if d.pos >= len(d.text) {
 		return v, false
 	}
