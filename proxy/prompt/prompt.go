@@ -47,6 +47,9 @@ type scratch struct {
 // is not known.
 func (p *Prompt) Tokens() int { return len(p.IDs) }
 
+// Memory is how many bytes it holds until it is put back.
+func (p *Prompt) Memory() int64 { return int64(p.memory()) }
+
 // reset empties the prompt and keeps its memory.
 func (p *Prompt) reset() {
 	p.Reason = 0
