@@ -345,6 +345,8 @@ func (m *Model) follow(p *Prompt, kind Kind, body []byte, now time.Time, how eff
 		return
 	}
 	o.effort = how
+	p.scratch.made = 0
+	o.made = &p.scratch.made
 	var reason Reason
 	if p.Salt, reason = o.salt(p.Salt); reason == Exact {
 		if reason = TooLarge; len(body) <= maxFollowed {

@@ -41,6 +41,8 @@ type Prompt struct {
 type scratch struct {
 	// key is that of the prompt in the memo.
 	key []byte
+	// made is what decoder.made counts.
+	made int
 }
 
 // Tokens is how many tokens the engine will count for the prompt, 0 when that

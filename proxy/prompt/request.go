@@ -110,7 +110,7 @@ type outline struct {
 	body   []byte
 	spans  [members]span
 	effort effort
-	made   int // decoder.made of its members
+	made   *int // decoder.made of its members
 }
 
 // scan finds the members that bear on the prompt of a request of that kind. It
@@ -308,7 +308,7 @@ func (o *outline) value(m member) (jinja.Value, Reason) {
 	if !o.has(m) {
 		return jinja.None(), Exact
 	}
-	d := decoder{text: string(o.raw(m)), made: &o.made}
+	d := decoder{text: string(o.raw(m)), made: o.made}
 	v, ok := d.decode()
 	if !ok && d.odd != Unfollowed && d.odd != TooLarge {
 		return v, Malformed
@@ -495,7 +495,7 @@ func (o *outline) chat() (r *chatRequest, reason Reason) {
 		if reason != Exact {
 			return nil, reason
 		}
-		m.made = &o.made
+		m.made = o.made
 		r.messages = append(r.messages, m)
 	}
 	return r, Exact
