@@ -32,6 +32,9 @@ func checkMessage(v jinja.Value, tokenize bool) (*message, Reason) {
 		return nil, Malformed
 	}
 	fields := v.AsDict()
+	if m := plainMessage(v, fields); m != nil {
+		return m, Exact
+	}
 	if fields.Has("author") {
 		return nil, Unfollowed // may be a Harmony message
 	}
@@ -82,6 +85,23 @@ func checkMessage(v jinja.Value, tokenize bool) (*message, Reason) {
 		}
 	}
 	return m, Exact
+}
+
+// plainMessage is a message of a role and a text, as nearly all are, nil when it
+// is something else. Both models fit it, with two fields each.
+func plainMessage(v jinja.Value, fields *jinja.Dict) *message {
+	if len(fields.Keys) != 2 {
+		return nil
+	}
+	role, content := fields.Data["role"], fields.Data["content"]
+	if !role.IsString() || !content.IsString() {
+		return nil
+	}
+	switch role.AsString() {
+	case "system", "user", "assistant":
+		return &message{role: role.AsString(), value: v, fields: fields}
+	}
+	return nil
 }
 
 // hasLazyList reports whether the message has a list that OpenAI's models have
@@ -528,6 +548,9 @@ func (m *message) content(wrap bool) (jinja.Value, Reason) {
 			text, keep = withoutBilling(text)
 		}
 		if !wrap || !wraps(m.role) {
+			if len(text) == len(content.AsString()) {
+				return content, Exact // which needs no memory
+			}
 			return jinja.NewString(text), Exact
 		}
 		if keep {

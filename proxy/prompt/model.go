@@ -169,7 +169,7 @@ func (m *Model) readKwargs(text string) error {
 		return fmt.Errorf("template kwargs %.80q are no JSON object (wrong at byte %d)", text, d.pos)
 	}
 	if d.odd != Exact {
-		return fmt.Errorf("template kwargs %.80q hold a number that is too large or half of a surrogate pair", text)
+		return fmt.Errorf("template kwargs %.80q hold half of a surrogate pair or nest too deeply", text)
 	}
 	for _, name := range keptFromKwargs {
 		if v.AsDict().Has(name) {
@@ -195,11 +195,7 @@ func (m *Model) loadTokenizer(f *files, cache *tokenizer.Cache) error {
 		m.lacking, m.why = BadTokenizer, "the engine uses a SentencePiece model of Mistral's, which is not followed"
 		return nil
 	}
-	load := f.loadByClass
-	if f.form() == formMistral {
-		load = func(o tokenizer.Options) (*tokenizer.Tokenizer, error) { return tokenizer.Load(f.dir, o) }
-	}
-	t, err := load(tokenizer.Options{Cache: cache, Tekken: f.form() == formMistral})
+	t, err := tokenizer.Load(f.dir, tokenizer.Options{Cache: cache, Tekken: f.form() == formMistral})
 	switch {
 	case err == nil:
 		m.tokenizer = t
@@ -325,6 +321,7 @@ func (m *Model) follow(p *Prompt, kind Kind, body []byte, now time.Time, verify 
 				text := fmt.Sprintf("following a prompt panicked: %v\n%s", what, debug.Stack())
 				m.defect.CompareAndSwap(nil, &text)
 			}
+			p.scratch.values = values{} // may be in any state
 			m.Approximate(p, Other, nil, Failed)
 		}
 	}()
@@ -334,6 +331,7 @@ func (m *Model) follow(p *Prompt, kind Kind, body []byte, now time.Time, verify 
 		return
 	}
 	o.verify = verify
+	o.memory = &p.scratch.values
 	var reason Reason
 	if p.Salt, reason = o.salt(p.Salt); reason == Exact {
 		reason = o.refusal()
@@ -347,11 +345,14 @@ func (m *Model) follow(p *Prompt, kind Kind, body []byte, now time.Time, verify 
 		if same && m.memo.recall(p, &o, day) {
 			return
 		}
+		// No text is longer than the body.
+		p.scratch.values.room(len(body) + 8)
 		if o.isChat() {
 			reason = m.followChat(p, &o, now)
 		} else {
 			reason = m.followCompletion(p, &o)
 		}
+		p.scratch.values.release()
 		if same && reason == Exact {
 			m.memo.note(p, &o)
 		}
@@ -414,6 +415,9 @@ func (m *Model) followCompletion(p *Prompt, o *outline) Reason {
 		return reason
 	}
 	for _, text := range c.texts {
+		if !m.tokenizer.Takes(len(text)) {
+			return TooLarge
+		}
 		p.IDs = m.tokenizer.Append(p.IDs, text, c.addSpecialTokens)
 		p.Ends = append(p.Ends, len(p.IDs))
 	}
@@ -451,7 +455,7 @@ func (m *Model) followChat(p *Prompt, o *outline, now time.Time) Reason {
 		p.Ends = append(p.Ends, len(p.IDs))
 		return Exact
 	}
-	text, reason := m.render(r, now)
+	text, reason := m.render(p, r, now)
 	if reason != Exact {
 		return reason
 	}
@@ -463,6 +467,11 @@ func (m *Model) followChat(p *Prompt, o *outline, now time.Time) Reason {
 		p.Text = append(p.Text, text...)
 		p.TextEnds = append(p.TextEnds, len(p.Text))
 		return reason
+	}
+	if !m.tokenizer.Takes(len(text)) {
+		p.Text = append(p.Text, text...)
+		p.TextEnds = append(p.TextEnds, len(p.Text))
+		return TooLarge
 	}
 	p.IDs = m.tokenizer.Append(p.IDs, text, r.addSpecialTokens)
 	p.Ends = append(p.Ends, len(p.IDs))

@@ -41,6 +41,9 @@ type Prompt struct {
 type scratch struct {
 	// key is that of the prompt in the memo.
 	key []byte
+	// values are what was decoded, text what was rendered.
+	values values
+	text   []byte
 }
 
 // Tokens is how many tokens the engine will count for the prompt, 0 when that

@@ -111,6 +111,8 @@ type outline struct {
 	spans [members]span
 	// verify: that the model is demoted makes no difference.
 	verify bool
+	// memory is where values are made; nil for memory of their own.
+	memory *values
 }
 
 // scan finds the members that bear on the prompt of a request of that kind. It
@@ -303,12 +305,13 @@ func (o *outline) null(m member) bool {
 	return !o.has(m) || string(o.raw(m)) == "null"
 }
 
-// value decodes a member. Without one it is None.
+// value decodes a member. Without one it is None. What is decoded shares the
+// body's memory.
 func (o *outline) value(m member) (jinja.Value, Reason) {
 	if !o.has(m) {
 		return jinja.None(), Exact
 	}
-	d := decoder{text: string(o.raw(m))}
+	d := decoder{text: keyText(o.raw(m)), memory: o.memory}
 	v, ok := d.decode()
 	if !ok && d.odd != Unfollowed {
 		return v, Malformed

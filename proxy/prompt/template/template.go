@@ -69,27 +69,35 @@ func (t *Template) Uses(name string) bool { return t.names[name] }
 // is then not to be remembered.
 func (t *Template) UsesClock() bool { return t.clock }
 
-// Render renders the template with the variables. now is what strftime_now
-// tells. An error is what transformers would raise, or ErrUnfollowed. Neither
-// vars nor what is in them is changed or kept.
+// Render is Append with a string of its own.
 func (t *Template) Render(vars map[string]jinja.Value, now time.Time) (text string, err error) {
+	b, err := t.Append(nil, vars, now)
+	return string(b), err
+}
+
+// Append renders the template with the variables and appends the text to dst.
+// now is what strftime_now tells. An error is what transformers would raise, or
+// ErrUnfollowed; dst is then returned as it was. Neither vars nor what is in
+// them is changed or kept.
+func (t *Template) Append(dst []byte, vars map[string]jinja.Value, now time.Time) (out []byte, err error) {
+	before := len(dst)
 	defer func() {
 		if p := recover(); p != nil {
 			// r may be in any state: it is not put back.
-			text, err = "", unfollowed("a template that panics (%v)", p)
+			out, err = dst[:before], unfollowed("a template that panics (%v)", p)
 		}
 	}()
 	for name := range vars {
 		if libraryGlobals[name] {
 			// Python would call it in place of the function.
-			return "", unfollowed("the variable %s", name)
+			return dst, unfollowed("the variable %s", name)
 		}
 	}
 	r, _ := t.renders.Get().(*rendering)
 	if r == nil {
 		r = newRendering(t.operations, t.runs)
 	}
-	r.begin(now)
+	r.begin(dst, now)
 	for name, v := range vars {
 		if _, taken := t.operations[name]; !taken {
 			r.vars[rename(name)] = v
@@ -99,19 +107,20 @@ func (t *Template) Render(vars map[string]jinja.Value, now time.Time) (text stri
 	if err == nil && rest != "" {
 		err = unfollowed("BUG: text that the library writes by itself")
 	}
-	if err == nil {
-		text = string(r.out)
+	dst, r.out = r.out, nil
+	if err != nil {
+		dst = dst[:before]
 	}
 	for name := range vars {
 		if _, taken := t.operations[name]; !taken {
 			delete(r.vars, rename(name))
 		}
 	}
-	if cap(r.out) <= maxKept && cap(r.buffer) <= maxKept {
+	if cap(r.buffer) <= maxKept {
 		clear(r.arguments[:cap(r.arguments)])
 		t.renders.Put(r)
 	}
-	return text, err
+	return dst, err
 }
 
 // operation is what a rewritten template calls in place of what the library does
@@ -130,12 +139,12 @@ const (
 )
 
 // rendering is one render of a template: what it has taken so far. One
-// goroutine uses it at a time; template.render begins and ends it.
+// goroutine uses it at a time; Template.Append begins and ends it.
 type rendering struct {
 	// vars are the operations, and during a render the request's variables.
 	vars    map[string]jinja.Value
 	runs    [][]segment
-	out     []byte // the text
+	out     []byte // where the text is appended to
 	now     time.Time
 	started time.Time
 	checks  int
@@ -162,9 +171,9 @@ func newRendering(operations map[string]operation, runs [][]segment) *rendering 
 	return r
 }
 
-func (r *rendering) begin(now time.Time) {
+func (r *rendering) begin(dst []byte, now time.Time) {
 	r.now, r.started = now, time.Now()
-	r.out = r.out[:0]
+	r.out = dst
 	r.checks, r.steps, r.bytes, r.calls, r.first = 0, 0, 0, 0, false
 }
 
