@@ -14,7 +14,7 @@
 // prompt that comes again as a whole skips all this (memo.go). JSON and the
 // values that templates see are value.go.
 //
-// source.go finds a model's files, files.go and class.go read from them what the
+// source.go finds a model's files, files.go reads from them what the
 // engine would, model.go puts it together, and reason.go names why something
 // cannot be followed. approximate.go writes what stands for the ids then.
 // simulated.go is the simulated engine's model. rendered.go shows people the text.
