@@ -32,7 +32,6 @@ func (m *Model) Rendered(kind Kind, body []byte, now time.Time) (text, why strin
 	}
 	r, reason := o.chat()
 	if reason == Exact {
-		// Nobody else uses the memory that holds the text.
 		text, reason = m.render(new(Prompt), r, now)
 	}
 	switch {
