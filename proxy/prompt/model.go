@@ -189,7 +189,7 @@ func (m *Model) loadTokenizer(f *files, cache *tokenizer.Cache) error {
 		m.lacking, m.why = NoTokenizer, "there is neither tokenizer.json nor tekken.json in "+f.dir
 		return nil
 	case f.form() == formUnsure:
-		m.lacking, m.why = BadTokenizer, "there are both tokenizer.json and tekken.json in "+f.dir+", and no weights that tell which of them the engine uses"
+		m.lacking, m.why = BadTokenizer, "the files in "+f.dir+" do not tell whether the engine uses Mistral's tokenizer, which is in tekken.json there, or that of transformers"
 		return nil
 	case f.form() == formMistral && !f.has("tekken.json"):
 		m.lacking, m.why = BadTokenizer, "the engine uses a SentencePiece model of Mistral's, which is not followed"
