@@ -78,8 +78,10 @@ func (r *rendering) loopOver(v jinja.Value) ([]jinja.Value, error) {
 }
 
 // opEach goes through a loop whose body is the call block: it is given the
-// item, or its parts, and then the fields of "loop" that it uses.
-func opEach(pairs int, fields []string) operation {
+// item, or its parts, and then the fields of "loop" that it uses. guarded is
+// whether the arguments behind the items are a namespace and its attribute
+// without which no further iteration does anything: see rewriter.guard.
+func opEach(pairs int, fields []string, guarded bool) operation {
 	return func(r *rendering, args []jinja.Value, kwargs map[string]jinja.Value) (jinja.Value, error) {
 		items, err := r.loopOver(args[0])
 		if err != nil {
@@ -110,6 +112,9 @@ func opEach(pairs int, fields []string) operation {
 			}
 			if err := r.check(0); err != nil {
 				return item, err
+			}
+			if guarded && args[1].IsDict() && !args[1].AsDict().Data[args[2].AsString()].IsTruthy() {
+				break
 			}
 		}
 		return jinja.Undefined(), nil
