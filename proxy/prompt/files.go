@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"github.com/ardanlabs/jinja"
+
+	"github.com/inferrail/inferrail/proxy/prompt/tokenizer"
 )
 
 // files is what the files of a model's directory say about its prompts, as
@@ -33,10 +35,8 @@ type files struct {
 	unsure []string
 	names  []string
 
-	// tokenizerClass, legacy and noPrefixSpace are what the files say of the
-	// tokenizer's class and to it.
-	tokenizerClass        string
-	legacy, noPrefixSpace bool
+	// tokenizerClass is what the files name as the tokenizer's class.
+	tokenizerClass string
 }
 
 // specialTokens are those that transformers knows by name.
@@ -75,10 +75,6 @@ func readFiles(dir string) (*files, error) {
 		if class := from.Data["tokenizer_class"]; class.IsString() && f.tokenizerClass == "" {
 			f.tokenizerClass = class.AsString()
 		}
-	}
-	f.legacy = settings.Data["legacy"].IsTruthy()
-	if space := settings.Data["add_prefix_space"]; space.IsBool() {
-		f.noPrefixSpace = !space.AsBool()
 	}
 	if err := f.readTemplates(settings); err != nil {
 		return nil, err
@@ -221,7 +217,7 @@ func (f *files) readSpecial(settings *jinja.Dict) error {
 			f.special[name] = token
 		}
 	}
-	if f.class() != "" {
+	if tokenizer.Class(f.modelType, f.tokenizerClass) != "" {
 		for _, name := range specialTokens {
 			if _, ok := given[name]; !ok {
 				f.unsure = append(f.unsure, name)

@@ -169,7 +169,7 @@ func (m *Model) readKwargs(text string) error {
 		return fmt.Errorf("template kwargs %.80q are no JSON object (wrong at byte %d)", text, d.pos)
 	}
 	if d.odd != Exact {
-		return fmt.Errorf("template kwargs %.80q hold a number that is too large or half of a surrogate pair", text)
+		return fmt.Errorf("template kwargs %.80q hold half of a surrogate pair or nest too deeply", text)
 	}
 	for _, name := range keptFromKwargs {
 		if v.AsDict().Has(name) {
@@ -195,11 +195,7 @@ func (m *Model) loadTokenizer(f *files, cache *tokenizer.Cache) error {
 		m.lacking, m.why = BadTokenizer, "the engine uses a SentencePiece model of Mistral's, which is not followed"
 		return nil
 	}
-	load := f.loadByClass
-	if f.form() == formMistral {
-		load = func(o tokenizer.Options) (*tokenizer.Tokenizer, error) { return tokenizer.Load(f.dir, o) }
-	}
-	t, err := load(tokenizer.Options{Cache: cache, Tekken: f.form() == formMistral})
+	t, err := tokenizer.Load(f.dir, tokenizer.Options{Cache: cache, Tekken: f.form() == formMistral})
 	switch {
 	case err == nil:
 		m.tokenizer = t
@@ -419,6 +415,9 @@ func (m *Model) followCompletion(p *Prompt, o *outline) Reason {
 		return reason
 	}
 	for _, text := range c.texts {
+		if !m.tokenizer.Takes(len(text)) {
+			return TooLarge
+		}
 		p.IDs = m.tokenizer.Append(p.IDs, text, c.addSpecialTokens)
 		p.Ends = append(p.Ends, len(p.IDs))
 	}
@@ -468,6 +467,11 @@ func (m *Model) followChat(p *Prompt, o *outline, now time.Time) Reason {
 		p.Text = append(p.Text, text...)
 		p.TextEnds = append(p.TextEnds, len(p.Text))
 		return reason
+	}
+	if !m.tokenizer.Takes(len(text)) {
+		p.Text = append(p.Text, text...)
+		p.TextEnds = append(p.TextEnds, len(p.Text))
+		return TooLarge
 	}
 	p.IDs = m.tokenizer.Append(p.IDs, text, r.addSpecialTokens)
 	p.Ends = append(p.Ends, len(p.IDs))

@@ -445,6 +445,9 @@ type chatRequest struct {
 	addGenerationPrompt  bool
 	continueFinalMessage bool
 	addSpecialTokens     bool
+
+	// refusal is what the template has raised, for people.
+	refusal string
 }
 
 // chat decodes and validates a chat, as the engine's request models do.

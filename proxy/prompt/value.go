@@ -5,16 +5,20 @@ import (
 	"math"
 	mathbits "math/bits"
 	"slices"
-	"strconv"
 	"strings"
 	"unicode/utf8"
 
 	"github.com/ardanlabs/jinja"
+
+	"github.com/inferrail/inferrail/proxy/prompt/template"
 )
 
 // maxValueDepth bounds how deeply values may nest. Python's own bound is near a
 // thousand; templates that print values stop being followed long before.
 const maxValueDepth = 256
+
+// maxDigits is how long a whole number may be for Python to read it.
+const maxDigits = 4300
 
 // decoder reads JSON into the values that templates work with, as Python's
 // json module reads it: the order of keys is kept, of equal keys the last one's
@@ -26,9 +30,9 @@ type decoder struct {
 	pos  int
 	// memory is where values are made; nil for memory of their own.
 	memory *values
-	// odd is set when the text is JSON but holds something whose printed form
-	// is not certain: Unfollowed for numbers that Python keeps exactly and we
-	// do not, Malformed for halves of surrogate pairs, which no tokenizer takes.
+	// odd is set when the text is JSON but cannot be followed: Unfollowed for
+	// values that nest too deeply, Malformed for halves of surrogate pairs, which
+	// no tokenizer takes, and for whole numbers longer than Python reads.
 	odd Reason
 }
 
@@ -61,14 +65,11 @@ func (d *decoder) value(depth int) (v jinja.Value, ok bool) {
 	case 'n':
 		return jinja.None(), d.literal("null")
 	case 'N':
-		d.note(Unfollowed)
 		return jinja.NewFloat(math.NaN()), d.literal("NaN")
 	case 'I':
-		d.note(Unfollowed)
 		return jinja.NewFloat(math.Inf(1)), d.literal("Infinity")
 	default:
 		if c == '-' && strings.HasPrefix(d.text[d.pos:], "-I") {
-			d.note(Unfollowed)
 			return jinja.NewFloat(math.Inf(-1)), d.literal("-Infinity")
 		}
 		return d.number()
@@ -185,18 +186,11 @@ func (d *decoder) number() (v jinja.Value, ok bool) {
 		}
 	}
 	number := d.text[start:d.pos]
-	if integer {
-		n, err := strconv.ParseInt(number, 10, 64)
-		if err != nil {
-			d.note(Unfollowed)
-		}
-		return jinja.NewInt(n), true
+	if integer && len(strings.TrimPrefix(number, "-")) > maxDigits {
+		d.note(Malformed)
+		return jinja.NewInt(0), true
 	}
-	f, err := strconv.ParseFloat(number, 64)
-	if err != nil {
-		d.note(Unfollowed)
-	}
-	return jinja.NewFloat(f), true
+	return template.Number(number), true
 }
 
 func (d *decoder) digits() int {

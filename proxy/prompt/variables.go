@@ -66,6 +66,7 @@ func (m *Model) render(p *Prompt, r *chatRequest, now time.Time) (string, Reason
 	case errors.Is(err, template.ErrUnfollowed):
 		return "", Unfollowed
 	case err != nil:
+		r.refusal = err.Error()
 		return "", RenderFailed
 	}
 	if r.continueFinalMessage {

@@ -52,19 +52,25 @@ func Load(dir string, o Options) (*Tokenizer, error) {
 	if err != nil {
 		return nil, err
 	}
-	t, err := fromJSON(data, beside, o)
+	t, changed, err := fromJSON(data, beside, o)
 	switch {
 	case err == nil:
 		return t, nil
-	case !errors.Is(err, ErrUnrecognised):
+	case !errors.Is(err, ErrUnrecognised), changed:
 		return nil, fmt.Errorf("tokenizer: %s: %w", path, err)
 	}
 	p, libraryErr := loadLibrary(data)
 	if libraryErr != nil {
 		return nil, fmt.Errorf("tokenizer: %s: %w; %w", path, err, libraryErr)
 	}
-	return newTokenizer(p, "by the tokenizers library ("+err.Error()+")", o), nil
+	t = newTokenizer(p, "by the tokenizers library ("+err.Error()+")", o)
+	t.most = libraryMost
+	return t, nil
 }
+
+// libraryMost is the longest text that the library is given. It takes two seconds
+// for 4 MB of one letter.
+const libraryMost = 1 << 20
 
 func loadTekkenIn(dir string, o Options) (*Tokenizer, error) {
 	path := filepath.Join(dir, "tekken.json")
@@ -84,20 +90,30 @@ func loadTekkenIn(dir string, o Options) (*Tokenizer, error) {
 // FromJSON builds a tokenizer from the content of a tokenizer.json, which it
 // does not keep. It takes only what it follows exactly: the error wraps
 // ErrUnrecognised when a part of it is of another form.
-func FromJSON(data []byte, o Options) (*Tokenizer, error) { return fromJSON(data, settings{}, o) }
+func FromJSON(data []byte, o Options) (*Tokenizer, error) {
+	t, _, err := fromJSON(data, settings{}, o)
+	return t, err
+}
 
-func fromJSON(data []byte, beside settings, o Options) (*Tokenizer, error) {
+// fromJSON is FromJSON with what lies beside the file. changed says that the
+// engine does not use the file as it is, so that an error is not to be helped by
+// what reads only the file.
+func fromJSON(data []byte, beside settings, o Options) (t *Tokenizer, changed bool, err error) {
 	var f file
-	if err := f.read(data); err != nil {
-		return nil, err
+	err = f.read(data)
+	changed, refused := beside.apply(&f)
+	if err == nil {
+		err = refused
 	}
-	beside.apply(&f)
+	if err != nil {
+		return nil, changed, err
+	}
 	n := new(native)
 	kind, err := n.build(&f)
 	if err != nil {
-		return nil, err
+		return nil, changed, err
 	}
-	return newTokenizer(n, kind+", native", o), nil
+	return newTokenizer(n, kind+", native", o), changed, nil
 }
 
 // file is a tokenizer.json. It lives while a tokenizer is built from it.
@@ -278,6 +294,13 @@ func readMember(d *jsontext.Decoder, name string, to any) error {
 	}
 	if err := json.Unmarshal(v, to, json.RejectUnknownMembers(true)); err != nil {
 		// What it is, is in the library's hands: it may be of a later form.
+		var kind struct{ Type string }
+		if json.Unmarshal(v, &kind, json.MatchCaseInsensitiveNames(true)) == nil && kind.Type != "" {
+			name += " " + kind.Type
+		}
+		if inner := (*json.SemanticError)(nil); errors.As(err, &inner) && inner.Err != nil {
+			err = fmt.Errorf("%w %s", inner.Err, inner.JSONPointer.LastToken())
+		}
 		return unrecognised("%s: %v", name, err)
 	}
 	return nil

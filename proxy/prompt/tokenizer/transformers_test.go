@@ -50,9 +50,9 @@ func TestSettingsChangeTheFile(t *testing.T) {
 	never.postProcessor = ""
 	same(load(legacy, `{"model_type":"llama"}`, config("false", "false")), never.load(t), text, true)
 	same(load(legacy, `{"model_type":"llama"}`, config("false", "null")), all["llama2"].load(t), text, false)
-	// Other models keep the file, and so does one that nothing says the type of.
+	same(load(legacy, `{}`, config("false", "null")), all["first"].load(t), text, true)
+	// Other models keep the file.
 	same(load(legacy, `{"limit":[0.0,Infinity],"model_type":"phi3","x":-Infinity}`, config("false", "null")), all["llama2"].load(t), text, true)
-	same(load(legacy, `{}`, config("false", "null")), all["llama2"].load(t), text, true)
 	same(load(legacy, `{"model_type":"llama"}`, `{"tokenizer_class":"PreTrainedTokenizerFast"}`), all["llama2"].load(t), text, true)
 	// Qwen's class has its own pattern.
 	qwen := all["Qwen, NFC, whole"]
