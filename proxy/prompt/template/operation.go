@@ -190,7 +190,7 @@ func opWrite(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.
 func opText(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
 	b, err := r.appendRun(r.buffer[:0], args)
 	r.buffer = b
-	return jinja.NewString(string(b)), err
+	return jinja.NewString(r.keep(b)), err
 }
 
 func (r *rendering) appendRun(b []byte, args []jinja.Value) (_ []byte, err error) {
@@ -256,11 +256,11 @@ func opAdd(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Va
 		if err := r.grow(size); err != nil {
 			return jinja.None(), err
 		}
-		b := make([]byte, 0, size)
+		b := r.room(size)
 		for _, v := range args {
 			b = append(b, v.AsString()...)
 		}
-		return jinja.NewString(string(b)), nil
+		return jinja.NewString(r.took(b)), nil
 	}
 	total := args[0]
 	for _, v := range args[1:] {
@@ -294,14 +294,15 @@ func opAddMarkup(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (ji
 }
 
 func opConcat(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
-	var b []byte
+	b := r.buffer[:0]
 	for _, v := range args {
 		var err error
 		if b, err = appendText(b, v); err != nil {
 			return v, err
 		}
 	}
-	return jinja.NewString(string(b)), r.grow(len(b))
+	r.buffer = b
+	return jinja.NewString(r.keep(b)), r.grow(len(b))
 }
 
 func opArithmetic(op string) operation {
