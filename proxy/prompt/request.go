@@ -427,6 +427,8 @@ func plainString(raw []byte) bool {
 // prompt; a renderer may change its values. The zero value is not useful; see
 // outline.chat.
 type chatRequest struct {
+	// memory is where a renderer may make values.
+	memory *values
 	// messages are objects that have a role; see checkMessage.
 	messages []*message
 	// tools is the list that templates see, or None: type, function with name,
@@ -453,7 +455,10 @@ type chatRequest struct {
 
 // chat decodes and validates a chat, as the engine's request models do.
 func (o *outline) chat() (r *chatRequest, reason Reason) {
-	r = &chatRequest{brief: o.effort.brief}
+	r = &chatRequest{brief: o.effort.brief, memory: o.memory}
+	if r.memory == nil {
+		r.memory = new(values)
+	}
 	for _, flag := range []struct {
 		to        *bool
 		m         member

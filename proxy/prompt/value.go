@@ -247,6 +247,9 @@ func (d *decoder) string() (s string, ok bool) {
 			out[n] = shortEscapes[text[pos+1]]
 			n++
 			pos += 2
+			if pos < len(text) && text[pos] == '\\' {
+				continue // as in lines that are indented
+			}
 		} else {
 			d.pos = pos
 			escaped, ok := d.escape(out[:n])
@@ -345,6 +348,7 @@ func plain(s string) int {
 
 // loadWord is the first eight bytes of s, the first the lowest.
 func loadWord(s string) uint64 {
+	_ = s[7] // one check for all
 	return uint64(s[0]) | uint64(s[1])<<8 | uint64(s[2])<<16 | uint64(s[3])<<24 |
 		uint64(s[4])<<32 | uint64(s[5])<<40 | uint64(s[6])<<48 | uint64(s[7])<<56
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"sync"
 	"time"
+	"unsafe"
 
 	"github.com/ardanlabs/jinja"
 )
@@ -125,12 +126,13 @@ func (t *Template) append(dst []byte, vars map[string]jinja.Value, now time.Time
 	if err != nil {
 		dst = dst[:before]
 	}
+	r.texts = r.texts[:0]
 	for name := range vars {
 		if _, taken := t.operations[name]; !taken {
 			delete(r.vars, rename(name))
 		}
 	}
-	if cap(r.buffer) <= maxKept {
+	if cap(r.buffer) <= maxKept && cap(r.texts) <= maxKept {
 		clear(r.arguments[:cap(r.arguments)])
 		t.renders.Put(r)
 	}
@@ -178,6 +180,9 @@ type rendering struct {
 	bytes   int
 	calls   int
 	buffer  []byte
+	// texts holds strings that operations have made. They are valid until the
+	// render ends.
+	texts []byte
 	// arguments is memory for opEach.
 	arguments []jinja.Value
 	first     bool // see opFirst
@@ -202,6 +207,26 @@ func (r *rendering) begin(dst []byte, now time.Time, e effort) {
 	r.now, r.started = now, time.Now()
 	r.out = dst
 	r.checks, r.steps, r.bytes, r.calls, r.first = 0, 0, 0, 0, false
+}
+
+// room returns memory for a string of n bytes, which took makes of it.
+func (r *rendering) room(n int) []byte {
+	if cap(r.texts)-len(r.texts) < n {
+		// The strings before keep their memory. The next one will have more room.
+		r.texts = make([]byte, 0, max(n, min(2*cap(r.texts), maxKept), 4<<10))
+	}
+	return r.texts[len(r.texts):]
+}
+
+// took returns b, which was appended to what room has returned, as a string.
+func (r *rendering) took(b []byte) string {
+	r.texts = r.texts[:len(r.texts)+len(b)]
+	return unsafe.String(unsafe.SliceData(b), len(b))
+}
+
+// keep returns b as a string that is valid until the render ends.
+func (r *rendering) keep(b []byte) string {
+	return r.took(append(r.room(len(b)), b...))
 }
 
 // spend counts steps that are about to be taken.
