@@ -283,8 +283,8 @@ func mistralArguments(arguments string) (string, Reason) {
 func decodeLoose(text string) (v jinja.Value, ok bool, _ Reason) {
 	d := decoder{text: text}
 	v, ok = d.decode()
-	if d.odd == Exact {
-		return v, ok, Exact
+	if d.odd == Exact || d.odd == TooLarge {
+		return v, ok, d.odd
 	}
 	// Something odd in what is no JSON does not matter, but reading may have
 	// ended where Python goes on: at brackets that nest too deeply.

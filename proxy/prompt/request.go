@@ -106,11 +106,11 @@ type span struct{ start, end int }
 // bodies of one kind whose spans hold the same bytes have the same prompt from
 // the same model.
 type outline struct {
-	kind  Kind
-	body  []byte
-	spans [members]span
-	// verify: that the model is demoted makes no difference.
-	verify bool
+	kind   Kind
+	body   []byte
+	spans  [members]span
+	effort effort
+	made   *int // decoder.made of its members
 }
 
 // scan finds the members that bear on the prompt of a request of that kind. It
@@ -308,9 +308,9 @@ func (o *outline) value(m member) (jinja.Value, Reason) {
 	if !o.has(m) {
 		return jinja.None(), Exact
 	}
-	d := decoder{text: string(o.raw(m))}
+	d := decoder{text: string(o.raw(m)), made: o.made}
 	v, ok := d.decode()
-	if !ok && d.odd != Unfollowed {
+	if !ok && d.odd != Unfollowed && d.odd != TooLarge {
 		return v, Malformed
 	}
 	return v, d.odd
@@ -439,6 +439,7 @@ type chatRequest struct {
 	// kwargs is chat_template_kwargs, an object or None.
 	kwargs jinja.Value
 
+	brief                bool // it may take little time only; see effort
 	addGenerationPrompt  bool
 	continueFinalMessage bool
 	addSpecialTokens     bool
@@ -446,7 +447,7 @@ type chatRequest struct {
 
 // chat decodes and validates a chat, as the engine's request models do.
 func (o *outline) chat() (r *chatRequest, reason Reason) {
-	r = &chatRequest{}
+	r = &chatRequest{brief: o.effort.brief}
 	for _, flag := range []struct {
 		to        *bool
 		m         member
@@ -494,6 +495,7 @@ func (o *outline) chat() (r *chatRequest, reason Reason) {
 		if reason != Exact {
 			return nil, reason
 		}
+		m.made = o.made
 		r.messages = append(r.messages, m)
 	}
 	return r, Exact

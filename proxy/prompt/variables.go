@@ -60,8 +60,14 @@ func (m *Model) render(r *chatRequest, now time.Time) (string, Reason) {
 		}
 	}
 	vars["messages"] = jinja.NewList(messages)
-	text, err := t.Render(vars, now)
+	render := t.Render
+	if r.brief {
+		render = t.RenderBriefly
+	}
+	text, err := render(vars, now)
 	switch {
+	case errors.Is(err, template.ErrLong):
+		return "", TooLarge
 	case errors.Is(err, template.ErrUnfollowed):
 		return "", Unfollowed
 	case err != nil:

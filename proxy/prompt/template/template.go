@@ -73,6 +73,17 @@ func (t *Template) UsesClock() bool { return t.clock }
 // tells. An error is what transformers would raise, or ErrUnfollowed. Neither
 // vars nor what is in them is changed or kept.
 func (t *Template) Render(vars map[string]jinja.Value, now time.Time) (text string, err error) {
+	return t.render(vars, now, most)
+}
+
+// RenderBriefly is Render for who has little time: what takes more than a few
+// milliseconds is given up with ErrLong. Some templates go through all messages
+// for each message, so that a small request can take long.
+func (t *Template) RenderBriefly(vars map[string]jinja.Value, now time.Time) (text string, err error) {
+	return t.render(vars, now, brief)
+}
+
+func (t *Template) render(vars map[string]jinja.Value, now time.Time, e effort) (text string, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			// r may be in any state: it is not put back.
@@ -89,7 +100,7 @@ func (t *Template) Render(vars map[string]jinja.Value, now time.Time) (text stri
 	if r == nil {
 		r = newRendering(t.operations, t.runs)
 	}
-	r.begin(now)
+	r.begin(now, e)
 	for name, v := range vars {
 		if _, taken := t.operations[name]; !taken {
 			r.vars[rename(name)] = v
@@ -99,7 +110,10 @@ func (t *Template) Render(vars map[string]jinja.Value, now time.Time) (text stri
 	if err == nil && rest != "" {
 		err = unfollowed("BUG: text that the library writes by itself")
 	}
-	if err == nil {
+	switch {
+	case r.long:
+		err = ErrLong
+	case err == nil:
 		text = string(r.out)
 	}
 	for name := range vars {
@@ -121,7 +135,17 @@ type operation func(r *rendering, args []jinja.Value, kwargs map[string]jinja.Va
 // maxKept is how large a buffer is kept for the next render.
 const maxKept = 1 << 20
 
-// What one render may take. A chat of 50,000 messages stays well below it.
+// effort is what one render may take: steps, and bytes written on the way.
+type effort struct{ steps, bytes int }
+
+var (
+	// most is for any chat: one of 50,000 messages stays well below it.
+	most = effort{maxSteps, maxOutput}
+	// brief is some milliseconds, of which a chat of 32 KiB takes a tenth.
+	brief = effort{16 << 10, 512 << 10}
+)
+
+// What bounds a render.
 const (
 	maxSteps  = 8 << 20
 	maxOutput = 64 << 20
@@ -138,6 +162,8 @@ type rendering struct {
 	out     []byte // the text
 	now     time.Time
 	started time.Time
+	effort  effort
+	long    bool // effort is brief, and was not enough
 	checks  int
 	steps   int
 	bytes   int
@@ -162,7 +188,8 @@ func newRendering(operations map[string]operation, runs [][]segment) *rendering 
 	return r
 }
 
-func (r *rendering) begin(now time.Time) {
+func (r *rendering) begin(now time.Time, e effort) {
+	r.effort, r.long = e, false
 	r.now, r.started = now, time.Now()
 	r.out = r.out[:0]
 	r.checks, r.steps, r.bytes, r.calls, r.first = 0, 0, 0, 0, false
@@ -170,16 +197,18 @@ func (r *rendering) begin(now time.Time) {
 
 // spend counts steps that are about to be taken.
 func (r *rendering) spend(n int) error {
-	if r.steps += n + 1; r.steps > maxSteps {
-		return unfollowed("a template that takes more than %d steps", maxSteps)
+	if r.steps += n + 1; r.steps > r.effort.steps {
+		r.long = r.effort != most
+		return unfollowed("a template that takes more than %d steps", r.effort.steps)
 	}
 	return r.check(n / 16)
 }
 
 // grow counts bytes that are about to be written.
 func (r *rendering) grow(n int) error {
-	if r.bytes += n; r.bytes > maxOutput {
-		return unfollowed("a template that writes more than %d bytes", maxOutput)
+	if r.bytes += n; r.bytes > r.effort.bytes {
+		r.long = r.effort != most
+		return unfollowed("a template that writes more than %d bytes", r.effort.bytes)
 	}
 	return r.check(n / 1024)
 }

@@ -18,6 +18,9 @@ import (
 // exactly, or too much. What the engine makes of it is unknown.
 var ErrUnfollowed = errors.New("is not followed")
 
+// ErrLong is RenderBriefly's: Render may give an answer.
+var ErrLong = errors.New("rendering takes longer than it may")
+
 func unfollowed(format string, args ...any) error {
 	return fmt.Errorf("%s %w", fmt.Sprintf(format, args...), ErrUnfollowed)
 }

@@ -63,8 +63,14 @@ func Load(dir string, o Options) (*Tokenizer, error) {
 	if libraryErr != nil {
 		return nil, fmt.Errorf("tokenizer: %s: %w; %w", path, err, libraryErr)
 	}
-	return newTokenizer(p, "by the tokenizers library ("+err.Error()+")", o), nil
+	t = newTokenizer(p, "by the tokenizers library ("+err.Error()+")", o)
+	t.most = libraryMost
+	return t, nil
 }
+
+// libraryMost is the longest text that the library is given. It takes two seconds
+// for 4 MB of one letter.
+const libraryMost = 1 << 20
 
 func loadTekkenIn(dir string, o Options) (*Tokenizer, error) {
 	path := filepath.Join(dir, "tekken.json")

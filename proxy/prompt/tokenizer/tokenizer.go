@@ -9,6 +9,8 @@ type Tokenizer struct {
 	// number tells its entries in the cache from those of other tokenizers.
 	number uint32
 	cached *chunks // nil for none
+	// most is how many bytes of text it takes at a time, 0 for any number.
+	most int
 }
 
 // pipeline is what is behind a Tokenizer: a native one, the library of hf.go,
@@ -53,6 +55,10 @@ func (t *Tokenizer) AppendPlain(dst []uint32, text string) (_ []uint32, ok bool)
 	}
 	return p.appendPlain(dst, text, t.cached)
 }
+
+// Takes reports whether the tokenizer takes texts of so many bytes: all that it
+// takes take under a second, or a few on a machine that is busy.
+func (t *Tokenizer) Takes(bytes int) bool { return t.most == 0 || bytes <= t.most }
 
 // Token returns the id of one token by its text, such as <|im_start|>.
 func (t *Tokenizer) Token(text string) (id uint32, ok bool) { return t.pipeline.token(text) }
