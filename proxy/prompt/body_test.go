@@ -9,9 +9,12 @@ import (
 
 // bodies makes request bodies of all shapes that a client may send, from a
 // seed: the same seed makes the same bodies.
-type bodies struct{ *rand.Rand }
+type bodies struct {
+	*rand.Rand
+	growing growing
+}
 
-func newBodies(seed uint64) *bodies { return &bodies{rand.New(rand.NewPCG(seed, 1))} }
+func newBodies(seed uint64) *bodies { return &bodies{Rand: rand.New(rand.NewPCG(seed, 1))} }
 
 // chance is true in n of 100 cases.
 func (b *bodies) chance(n int) bool { return b.IntN(100) < n }

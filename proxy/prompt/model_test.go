@@ -82,9 +82,10 @@ func TestTemplatesOfADirectory(t *testing.T) {
 				got = ""
 				for _, id := range p.IDs {
 					text := string(rune(id))
-					for _, token := range []string{"<b>", "<B>", "<e>", "<i>"} { // the engine adds those that have a name
-						if added, ok := m.tokenizer.Token(token); ok && added == id {
-							text = token
+					for _, special := range []string{"<b>", "<B>", "<e>", "<i>"} {
+						// The engine adds those that have a name.
+						if of, ok := m.tokenizer.Token(special); ok && of == id {
+							text = special
 						}
 					}
 					got += text

@@ -285,14 +285,36 @@ func (b *bodies) oddly(o object) []byte {
 	return b.appendOdd(nil, o, odd)
 }
 
+// request is one of many: as clients send them, changed and spelt in odd ways,
+// and turns of conversations that grow.
+func (b *bodies) request(i int) (kind Kind, body []byte) {
+	switch {
+	case i%20 < 6:
+		return Chat, b.chat("m")
+	case i%20 < 8:
+		return Completion, b.completion("m")
+	case i%20 < 12:
+		return Chat, b.oddly(b.chatObject("m"))
+	case i%20 < 14:
+		return Completion, b.oddly(b.completionObject("m"))
+	case i%20 < 16:
+		return Tokenize, b.oddly(b.chatObject("m"))
+	case i%20 < 17:
+		return Tokenize, b.oddly(b.completionObject("m"))
+	}
+	return Chat, b.turn()
+}
+
 // growing is a conversation that gets longer by turns.
 type growing struct {
 	head     object
 	messages []any
 }
 
-func (b *bodies) turn(g *growing) []byte {
-	if len(g.messages) == 0 {
+// turn makes the conversation longer, or begins another.
+func (b *bodies) turn() []byte {
+	g := &b.growing
+	if len(g.messages) == 0 || len(g.messages) > 30 {
 		g.head = object{{"model", "m"}}
 		if b.chance(40) {
 			g.head = append(g.head, jsonField{"tools", b.tools()})

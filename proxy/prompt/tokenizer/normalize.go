@@ -27,7 +27,7 @@ func nfc(text string) string {
 	from := 0
 	var b strings.Builder
 	for k, r := range text {
-		if r < 0x300 || classOf(r)&classNormalizes != 0 || !isNew(r) {
+		if r < 0x300 || !composesAnew(r) && (classOf(r)&classNormalizes != 0 || !isNew(r)) {
 			continue
 		}
 		writeComposed(&b, text[from:k])
@@ -109,6 +109,10 @@ func composeRun(text []rune) []rune {
 	}
 	return out
 }
+
+// composesAnew tells the letters that compose to norm, and not to the library,
+// with a mark that both know.
+func composesAnew(r rune) bool { return r == 0x105d2 || r == 0x105da }
 
 // isNew tells whether norm knows how to decompose, reorder or compose a code
 // point.

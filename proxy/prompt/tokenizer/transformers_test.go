@@ -1,6 +1,7 @@
 package tokenizer
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -126,4 +127,32 @@ func TestLoadAgreesWithTransformers(t *testing.T) {
 	f("llama2", "llama", `{"tokenizer_class":"LlamaTokenizer","legacy":true,"added_tokens_decoder":{"1":{"content":"<s>","lstrip":true,"rstrip":true,"normalized":true,"single_word":false,"special":true},"32000":{"content":"<|x|>","lstrip":false,"rstrip":true,"normalized":false,"single_word":false,"special":true}}}`)
 	f("llama3_1", "qwen2", `{"tokenizer_class":"LlamaTokenizerFast"}`)
 	f("qwen3", "qwen3_5", `{"tokenizer_class":"Qwen2Tokenizer"}`)
+}
+
+// What the library is given must be what transformers takes.
+func TestLibraryGetsTheFileAsItIs(t *testing.T) {
+	const unigram = `{"version":"1.0","added_tokens":[{"id":0,"content":"<s>","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true}],"model":{"type":"Unigram","vocab":[["<s>",0.0],["a",-1.0]],"unk_id":0}}`
+	f := func(want bool, config, tokenizerConfig string) {
+		t.Helper()
+		dir := t.TempDir()
+		for name, text := range map[string]string{"config.json": config, "tokenizer_config.json": tokenizerConfig} {
+			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s, err := readSettings(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, changed, err := fromJSON([]byte(unigram), s, Options{})
+		if !errors.Is(err, ErrUnrecognised) || changed == want {
+			t.Errorf("%s, %s: taken as it is: %v, %v, want %v", config, tokenizerConfig, !changed, err, want)
+		}
+	}
+	f(true, `{"model_type":"x"}`, `{"tokenizer_class":"PreTrainedTokenizerFast","bos_token":"<s>"}`)
+	f(true, `{"model_type":"phi3"}`, `{"tokenizer_class":"LlamaTokenizer","bos_token":"<s>"}`)
+	f(false, `{"model_type":"llama"}`, `{"tokenizer_class":"LlamaTokenizer"}`)
+	f(false, `{"model_type":"t5"}`, `{"tokenizer_class":"T5TokenizerFast"}`)
+	f(false, `{"model_type":"x"}`, `{"eos_token":"</s>"}`)
+	f(false, `{"model_type":"x"}`, `{"added_tokens_decoder":{"0":{"content":"<s>","lstrip":true}}}`)
 }
