@@ -61,7 +61,10 @@ func TestPromptReport(t *testing.T) {
 	c.Models = []ModelConfig{{Name: "m", Aliases: []string{"short"}, Tokenizer: "builtin:sim", BlockSize: 4}}
 	a := startAgent(t, c)
 	defer stopped(t, a)
-	eventually(t, func() bool { return promptPage(t, a).State == "exact" }, func() string { return "m is not followed" })
+	eventually(t, func() bool {
+		got := promptPage(t, a)
+		return got.State == "exact" && len(got.Probes) == 1 // so that only responses can show what follows
+	}, func() string { return "m is not followed" })
 	const chat, text = "/v1/chat/completions", "/v1/completions"
 
 	// A chat: its text, its tokens and the hashes of its blocks, which are those

@@ -20,6 +20,7 @@ type message struct {
 	// readOnce says that the engine holds the parts of the content in an iterator,
 	// which can be read once and is no list.
 	readOnce bool
+	made     *int // decoder.made for its calls' arguments
 }
 
 // checkMessage validates a message as the engine does. vLLM describes messages
@@ -493,7 +494,7 @@ func (m *message) normalise(wrap bool, memory *values) (jinja.Value, Reason) {
 	switch m.role {
 	case "assistant":
 		if len(m.calls) > 0 {
-			calls, reason := callsWithObjects(m.calls)
+			calls, reason := callsWithObjects(m.calls, m.made)
 			if reason != Exact {
 				return v, reason
 			}
@@ -692,14 +693,14 @@ func (m *message) part(part jinja.Value) (text jinja.Value, kind partKind, reaso
 
 // callsWithObjects is the tool calls with arguments as objects, as templates
 // want them. Arguments that are no JSON object count as an empty one.
-func callsWithObjects(calls []jinja.Value) (jinja.Value, Reason) {
+func callsWithObjects(calls []jinja.Value, made *int) (jinja.Value, Reason) {
 	out := make([]jinja.Value, 0, len(calls))
 	for _, call := range calls {
 		v := reorder(call.AsDict())
 		function := reorder(call.AsDict().Data["function"].AsDict())
 		arguments := jinja.NewDict()
 		if text := function.AsDict().Data["arguments"].AsString(); text != "" {
-			d := decoder{text: text}
+			d := decoder{text: text, made: made}
 			parsed, ok := d.decode()
 			if d.odd != Exact {
 				return v, d.odd
