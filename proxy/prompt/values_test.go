@@ -169,7 +169,10 @@ func TestUsedPromptIsAsGoodAsNew(t *testing.T) {
 	followed := 0
 	for seed := range uint64(40) {
 		b := newBodies(seed)
-		head := b.chatObject("m")
+		head := append(b.chatObject("m"), jsonField{"media_io_kwargs", object{}})
+		if b.chance(20) {
+			head = append(head, jsonField{"mm_processor_kwargs", object{{"size", []int{1}}}})
+		}
 		var messages []any
 		for turn := range 6 {
 			messages = append(messages, b.messages()...)
@@ -200,6 +203,9 @@ func TestUsedPromptIsAsGoodAsNew(t *testing.T) {
 				if used.Reason != want.Reason || !slices.Equal(used.IDs, want.IDs) || !slices.Equal(used.Ends, want.Ends) ||
 					string(used.Text) != string(want.Text) || !slices.Equal(used.TextEnds, want.TextEnds) || string(used.Salt) != string(want.Salt) {
 					t.Fatalf("%s of %s:\n got %v %q\nwant %v %q", body, name, used.Reason, used.Text, want.Reason, want.Text)
+				}
+				if v := &used.scratch.values; v.used > 0 || len(v.text) > 0 || len(v.items) > 0 {
+					t.Fatalf("%s of %s: values are not released", body, name)
 				}
 				if len(want.Text) > 0 && want.Reason == NoTokenizer {
 					followed++
