@@ -23,53 +23,53 @@ type message struct {
 	made     *int // decoder.made for its calls' arguments
 }
 
-// checkMessage validates a message as the engine does. vLLM describes messages
-// by a union of typed dictionaries: one per role, as OpenAI has them, and one
-// of its own for any role. pydantic takes the one of which more fields are
-// there, and of equals the one of the role. That decides which content parts
-// may occur; extra fields are kept by both.
-func checkMessage(v jinja.Value, tokenize bool) (*message, Reason) {
+// check makes m the message v, validated as the engine does. vLLM describes
+// messages by a union of typed dictionaries: one per role, as OpenAI has them,
+// and one of its own for any role. pydantic takes the one of which more fields
+// are there, and of equals the one of the role. That decides which content
+// parts may occur; extra fields are kept by both.
+func (m *message) check(v jinja.Value, tokenize bool) Reason {
 	if !v.IsDict() {
-		return nil, Malformed
+		return Malformed
 	}
 	fields := v.AsDict()
-	if m := plainMessage(v, fields); m != nil {
-		return m, Exact
+	if m.plain(v, fields) {
+		return Exact
 	}
 	if fields.Has("author") {
-		return nil, Unfollowed // may be a Harmony message
+		return Unfollowed // may be a Harmony message
 	}
 	role, _ := fields.Get("role")
 	if !role.IsString() {
-		return nil, Malformed
+		return Malformed
 	}
-	m := &message{role: role.AsString(), value: v, fields: fields}
+	*m = message{role: role.AsString(), value: v, fields: fields}
 	if !tokenize {
 		m.renameReasoning()
 	}
 	if reason := m.listCalls(tokenize); reason != Exact {
-		return nil, reason
+		return reason
 	}
 
 	typed, typedFields := m.typed()
 	custom, customFields := m.custom()
 	switch {
 	case !typed && !custom:
-		return nil, Malformed
+		return Malformed
 	case typed && (!custom || typedFields >= customFields):
 		if tokenize && m.hasLazyList() {
 			// pydantic may fail where it reads lists late within this route's
 			// union of models.
-			return nil, m.media(Unfollowed)
+			return m.media(Unfollowed)
 		}
 		if !m.typedParts() {
-			return nil, m.media(Malformed)
+			return m.media(Malformed)
 		}
 		m.readOnce = m.fields.Data["content"].IsList()
 		if calls := m.fields.Data["tool_calls"]; m.role == "assistant" && calls.IsList() {
 			for _, call := range calls.AsList().Items {
 				if !validCall(call) {
-					return nil, Malformed
+					return Malformed
 				}
 			}
 		}
@@ -77,7 +77,7 @@ func checkMessage(v jinja.Value, tokenize bool) (*message, Reason) {
 		m.orderTools()
 	}
 	if reason := m.media(Exact); reason != Exact {
-		return nil, reason
+		return reason
 	}
 	if calls := m.fields.Data["tool_calls"]; m.role == "assistant" && calls.IsList() {
 		m.calls = calls.AsList().Items
@@ -85,24 +85,25 @@ func checkMessage(v jinja.Value, tokenize bool) (*message, Reason) {
 			m.calls[i] = orderCall(call.AsDict())
 		}
 	}
-	return m, Exact
+	return Exact
 }
 
-// plainMessage is a message of a role and a text, as nearly all are, nil when it
-// is something else. Both models fit it, with two fields each.
-func plainMessage(v jinja.Value, fields *jinja.Dict) *message {
+// plain makes m the message v if that has a role and a text and no more, as
+// nearly all do. Both models fit it, with two fields each.
+func (m *message) plain(v jinja.Value, fields *jinja.Dict) bool {
 	if len(fields.Keys) != 2 {
-		return nil
+		return false
 	}
 	role, content := fields.Data["role"], fields.Data["content"]
 	if !role.IsString() || !content.IsString() {
-		return nil
+		return false
 	}
 	switch role.AsString() {
 	case "system", "user", "assistant":
-		return &message{role: role.AsString(), value: v, fields: fields}
+		*m = message{role: role.AsString(), value: v, fields: fields}
+		return true
 	}
-	return nil
+	return false
 }
 
 // hasLazyList reports whether the message has a list that OpenAI's models have

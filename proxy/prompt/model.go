@@ -338,7 +338,9 @@ func (m *Model) follow(p *Prompt, kind Kind, body []byte, now time.Time, how eff
 			}
 			p.scratch.values = values{} // may be in any state
 			m.Approximate(p, Other, nil, Failed)
+			return
 		}
+		p.scratch.values.release()
 	}()
 	var o outline
 	if reason := o.scan(kind, body); reason != Exact {
@@ -371,7 +373,6 @@ func (m *Model) follow(p *Prompt, kind Kind, body []byte, now time.Time, how eff
 		} else {
 			reason = m.followCompletion(p, &o)
 		}
-		p.scratch.values.release()
 		if same && reason == Exact {
 			m.memo.note(p, &o)
 		}

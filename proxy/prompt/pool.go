@@ -38,8 +38,9 @@ const (
 	// queuedPerWorker bounds the queue. What is behind more than this would be
 	// late in any case.
 	queuedPerWorker = 32
-	// keptMemory is the most memory of a Prompt that is used again.
-	keptMemory = 1 << 20
+	// keptMemory is the most memory of a Prompt that is used again. Following one
+	// takes about four times its body's size.
+	keptMemory = 4 << 20
 )
 
 // job is one large prompt on its way through the workers. The goroutine that

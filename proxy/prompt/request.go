@@ -429,7 +429,7 @@ func plainString(raw []byte) bool {
 type chatRequest struct {
 	// memory is where a renderer may make values.
 	memory *values
-	// messages are objects that have a role; see checkMessage.
+	// messages are objects that have a role; see message.check.
 	messages []*message
 	// tools is the list that templates see, or None: type, function with name,
 	// description, parameters, and strict or defer_loading where given.
@@ -500,14 +500,16 @@ func (o *outline) chat() (r *chatRequest, reason Reason) {
 	if !list.IsList() || list.AsList().Len() == 0 {
 		return nil, Malformed
 	}
-	r.messages = make([]*message, 0, list.AsList().Len())
-	for _, v := range list.AsList().Items {
-		m, reason := checkMessage(v, o.kind == Tokenize)
-		if reason != Exact {
+	items := list.AsList().Items
+	messages := make([]message, len(items))
+	r.messages = make([]*message, len(items))
+	for i, v := range items {
+		m := &messages[i]
+		if reason := m.check(v, o.kind == Tokenize); reason != Exact {
 			return nil, reason
 		}
 		m.made = o.made
-		r.messages = append(r.messages, m)
+		r.messages[i] = m
 	}
 	return r, Exact
 }

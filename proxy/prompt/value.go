@@ -163,6 +163,7 @@ func (d *decoder) array(depth int) (v jinja.Value, ok bool) {
 		d.space()
 		if d.accept(']') {
 			items := slices.Clone(d.memory.items[first:])
+			clear(d.memory.items[first:])
 			d.memory.items = d.memory.items[:first]
 			return jinja.NewList(items), true
 		}

@@ -48,7 +48,7 @@ func (v *values) dict() jinja.Value {
 // release ends the use of all that was made. Nothing of a body is kept.
 func (v *values) release() {
 	v.text = v.text[:0]
-	clear(v.items[:cap(v.items)])
+	clear(v.items) // of an array without an end
 	v.items = v.items[:0]
 	for i, value := range v.dicts[:v.used] {
 		d := value.AsDict()

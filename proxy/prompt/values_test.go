@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -156,6 +157,64 @@ func TestValuesAgainstEncodingJSON(t *testing.T) {
 	}
 	if n := memory.memory(); n == 0 || n > keptMemory {
 		t.Errorf("%d bytes are kept", n)
+	}
+}
+
+// TestUsedPromptIsAsGoodAsNew: random conversations that grow turn by turn, some
+// of them cut off, through one Prompt and each through one of its own. What the
+// used one holds is no memory of a body.
+func TestUsedPromptIsAsGoodAsNew(t *testing.T) {
+	models := setups(t)
+	used := new(Prompt)
+	followed := 0
+	for seed := range uint64(40) {
+		b := newBodies(seed)
+		head := append(b.chatObject("m"), jsonField{"media_io_kwargs", object{}})
+		if b.chance(20) {
+			head = append(head, jsonField{"mm_processor_kwargs", object{{"size", []int{1}}}})
+		}
+		var messages []any
+		for turn := range 6 {
+			messages = append(messages, b.messages()...)
+			o := object{{"messages", messages}}
+			for _, f := range head {
+				if f.name != "messages" {
+					o = append(o, f)
+				}
+			}
+			body := marshal(o)
+			kind := Chat
+			switch {
+			case turn == 4 && b.chance(50):
+				body = body[:len(body)-1-b.IntN(len(body)/2)]
+			case b.chance(20):
+				kind = Tokenize
+			case b.chance(20):
+				kind, body = Completion, b.completion("m")
+			}
+			for name, m := range models {
+				var want Prompt
+				m.Follow(&want, kind, body, epoch)
+				its := slices.Clone(body)
+				m.Follow(used, kind, its, epoch)
+				for i := range its {
+					its[i] = '#'
+				}
+				if used.Reason != want.Reason || !slices.Equal(used.IDs, want.IDs) || !slices.Equal(used.Ends, want.Ends) ||
+					string(used.Text) != string(want.Text) || !slices.Equal(used.TextEnds, want.TextEnds) || string(used.Salt) != string(want.Salt) {
+					t.Fatalf("%s of %s:\n got %v %q\nwant %v %q", body, name, used.Reason, used.Text, want.Reason, want.Text)
+				}
+				if v := &used.scratch.values; v.used > 0 || len(v.text) > 0 || len(v.items) > 0 {
+					t.Fatalf("%s of %s: values are not released", body, name)
+				}
+				if len(want.Text) > 0 && want.Reason == NoTokenizer {
+					followed++
+				}
+			}
+		}
+	}
+	if followed < 500 {
+		t.Errorf("only %d were rendered", followed)
 	}
 }
 
