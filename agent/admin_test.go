@@ -43,7 +43,7 @@ func adminAnswer(t *testing.T, a *Agent, path string, fields ...string) *http.Re
 	return resp
 }
 
-var guarded = []string{"/metrics", "/debug/fleet", "/debug/datapath", "/debug/pprof/", "/debug/pprof/heap", "/nowhere", "//metrics", "/healthz/../metrics"}
+var guarded = []string{"/metrics", "/debug/fleet", "/debug/datapath", "/debug/prompt", "/debug/pprof/", "/debug/pprof/heap", "/nowhere", "//metrics", "/healthz/../metrics"}
 
 // Without a token who can connect, which is this node alone, may read; but not
 // a web page in a browser on it.

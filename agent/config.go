@@ -19,6 +19,7 @@ import (
 	"github.com/goccy/go-yaml"
 
 	"github.com/inferrail/inferrail/policy"
+	"github.com/inferrail/inferrail/proxy/prompt"
 )
 
 // Config is everything an agent can be told. DefaultConfig gives one that is
@@ -551,6 +552,9 @@ func (c *Config) validateModels(p *problems) {
 		p.notNegative(path+".block_size", m.BlockSize)
 		if m.ContentFormat != "" {
 			p.oneOf(path+".content_format", m.ContentFormat, "auto", "string", "openai")
+		}
+		if _, err := prompt.Load(prompt.Source{TemplateKwargs: string(m.TemplateKwargs)}); err != nil {
+			p.add(path+".template_kwargs", "%s", strings.TrimPrefix(err.Error(), "template kwargs: "))
 		}
 	}
 	// Aliases after all names, so that the clash is reported at the alias.

@@ -291,8 +291,12 @@ func (s *settings) sources() []prompt.Source {
 func (p *prompts) find(s *settings) (m *prompt.Model, from string, err error) {
 	p.loading.Lock()
 	defer p.loading.Unlock()
+	sources := s.sources()
 	var errs []error
-	for _, source := range s.sources() {
+	if root := s.root; root != "" && !slices.ContainsFunc(sources, func(o prompt.Source) bool { return o.Tokenizer == root }) {
+		errs = append(errs, fmt.Errorf("the engine has the model in %q, which is no directory here: name one that is as the model's tokenizer in the configuration", root))
+	}
+	for _, source := range sources {
 		if p.ctx.Err() != nil {
 			return nil, "", p.ctx.Err()
 		}
@@ -305,7 +309,7 @@ func (p *prompts) find(s *settings) (m *prompt.Model, from string, err error) {
 		errs = append(errs, err)
 	}
 	if len(errs) == 0 {
-		return nil, "", errors.New("no tokenizer is configured, and neither the engine's root nor the model's name is a directory or the name of one here")
+		return nil, "", errors.New("no tokenizer is configured, and the model's name is neither a directory here nor what one in the Hugging Face cache can be called")
 	}
 	return nil, "", errors.Join(errs...)
 }
@@ -410,7 +414,7 @@ func (p *prompts) found(e *followedModel, m *prompt.Model, from string, err erro
 		case e.configured():
 			p.log.Warn("prompts are only approximate: the tokenizer cannot be loaded", "model", e.name, "why", why)
 		default:
-			p.log.Debug("prompts are only approximate: no tokenizer was found", "model", e.name, "why", why)
+			p.log.Info("prompts are only approximate: no tokenizer was found", "model", e.name, "why", why)
 		}
 		return true
 	}
@@ -483,7 +487,8 @@ func (c *Config) CheckPrompts() (lines []string, err error) {
 		case s.configured():
 			bad.add(fmt.Sprintf("models[%d].tokenizer", i), "%v", err)
 		default:
-			lines = append(lines, mc.Name+": no tokenizer is configured or found by this name; the agent looks where its engines say that the model is")
+			why := strings.ReplaceAll(err.Error(), "\n", "; ")
+			lines = append(lines, mc.Name+": not known before an engine says where it has the model ("+why+")")
 		}
 	}
 	return lines, bad.err()

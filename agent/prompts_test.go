@@ -494,6 +494,16 @@ func TestWhereTokenizersAreLookedFor(t *testing.T) {
 	f(settings{name: "m", tokenizer: noTokenizer}, "")
 }
 
+// Where the engine has the model may be no place here. That is told first: the
+// model's name, which is looked for then, is mostly of the engine's making.
+func TestEngineHasItElsewhere(t *testing.T) {
+	e := startFake(t, "vllm")
+	e.set(func(e *fakeEngine) { e.cards = `{"id":"m","root":"/nowhere/m"}` })
+	l := newLibrary(t, nil, nil, e)
+	l.tells("m", `approximate (the engine has the model in "/nowhere/m", which is no directory here: `+
+		`name one that is as the model's tokenizer in the configuration; tokenizer "m": not here)`)
+}
+
 // What was not there when it was looked for is looked for again when the engine
 // comes back: it may have fetched it.
 func TestTokenizerThatComesLater(t *testing.T) {

@@ -45,7 +45,7 @@ func startRenderer(t *testing.T, bin, dir string, args ...string) (url string) {
 		<-ended
 	})
 	url = fmt.Sprintf("http://127.0.0.1:%d", port)
-	for end := time.Now().Add(4 * time.Minute); ; time.Sleep(200 * time.Millisecond) {
+	for end := time.Now().Add(10 * time.Minute); ; time.Sleep(200 * time.Millisecond) {
 		if resp, err := http.Get(url + "/health"); err == nil {
 			resp.Body.Close()
 			if resp.StatusCode == 200 {

@@ -49,6 +49,13 @@ func promptKind(path []byte) prompt.Kind {
 	return prompt.Other
 }
 
+// PromptKind returns what rules the prompt of a request to path follows. ok is
+// false for a path whose requests have no prompt to follow.
+func PromptKind(path string) (kind prompt.Kind, ok bool) {
+	r, _ := routeOf([]byte(path))
+	return promptKind([]byte(path)), r == routeGenerate || r == routeAnswer
+}
+
 // readPrompt follows the request's prompt, if it is one of which an engine
 // fills its KV cache. It cannot fail.
 func (x *exchange) readPrompt() {

@@ -14,8 +14,9 @@ type checkCommand struct {
 }
 
 // Run tells everything that is wrong with the file, a line each, or that
-// nothing is and what the file sets up: on one line, and one for each model. For
-// that it loads the models' tokenizers. Flags and variables have no say.
+// nothing is and what the file sets up: on one line, one for each model, and one
+// that tells how to look at a prompt. For that it loads the models' tokenizers.
+// Flags and variables have no say.
 func (c *checkCommand) Run(e *env) error {
 	config := agent.DefaultConfig()
 	err := config.ReadConfig(c.File)
@@ -42,6 +43,9 @@ func (c *checkCommand) Run(e *env) error {
 	fmt.Fprintf(e.stdout, "%s: ok\n%s\n", c.File, summary(&config))
 	for _, line := range models {
 		fmt.Fprintln(e.stdout, line)
+	}
+	if len(models) > 0 {
+		fmt.Fprintf(e.stdout, "to see the prompt of a request: POST its body to /debug/prompt?path=/v1/chat/completions of the running agent (%s)\n", config.AdminListen)
 	}
 	return nil
 }

@@ -20,6 +20,8 @@ func file(t *testing.T, name, text string) string {
 
 // What the command says of a file, FILE standing for its name.
 func TestCheck(t *testing.T) {
+	const look = "to see the prompt of a request: POST its body to /debug/prompt?path=/v1/chat/completions of the running agent (127.0.0.1:9090)\n"
+	t.Setenv("HF_HUB_CACHE", "/nowhere/hub")
 	f := func(text string, status int, want string) {
 		t.Helper()
 		path := file(t, "inferrail.yaml", text)
@@ -41,12 +43,12 @@ server:
   api_keys:
     - {name: web, sha256: 60303ae22b998861bce3b28f33eec1be758a213c86c93c076dbe9f558c11c752}
 `, 0, "FILE: ok\n0 replicas; 2 models; sources: dns engines.svc, local; 1 API key\n"+
-		"m: no tokenizer is configured or found by this name; the agent looks where its engines say that the model is\n"+
-		"n: no tokenizer is configured or found by this name; the agent looks where its engines say that the model is\n")
+		`m: not known before an engine says where it has the model (tokenizer "m": there is no such directory, and the Hugging Face cache has no /nowhere/hub/models--m; fetch it with "hf download m", or name a directory)`+"\n"+
+		`n: not known before an engine says where it has the model (tokenizer "n": there is no such directory, and the Hugging Face cache has no /nowhere/hub/models--n; fetch it with "hf download n", or name a directory)`+"\n"+look)
 	f("replicas: [{url: http://gpu:8000}]\nmodels: [{name: m, tokenizer: none}, {name: s, tokenizer: builtin:sim}]\n", 0,
 		"FILE: ok\n1 replica; 2 models; sources: replicas; no API key: anybody may send requests\n"+
 			"m: no tokenizer; prompts are approximate\n"+
-			"s (builtin:sim): exact: that of the simulated engine, chat template, contents as string\n")
+			"s (builtin:sim): exact: that of the simulated engine, chat template, contents as string\n"+look)
 	f("replicas: [{url: http://gpu:8000}]\nmodels: [{name: m, tokenizer: /nowhere, chat_template: /nowhere/t.jinja}]\n", 1,
 		"FILE: models[0].tokenizer: cannot be read: stat /nowhere: no such file or directory\n"+
 			"FILE: models[0].chat_template: cannot be read: open /nowhere/t.jinja: no such file or directory\n")

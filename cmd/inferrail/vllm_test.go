@@ -160,16 +160,16 @@ type vllm struct {
 
 const vllmLength = 4096 // --max-model-len
 
-func (p *place) vllm(t *testing.T) *vllm {
+func (p *place) vllm(t *testing.T, args ...string) *vllm {
 	t.Helper()
 	port := p.freePort(atEngine)
 	began := time.Now()
 	v := &vllm{url: fmt.Sprintf("http://%s:%d", p.address(atEngine), port), client: p.from(atEngine)}
 	v.program = p.run(t, atEngine, []string{"HF_HUB_OFFLINE=1", "VLLM_NO_USAGE_STATS=1", "DO_NOT_TRACK=1", "VLLM_CPU_KVCACHE_SPACE=1",
 		"OMP_NUM_THREADS=1", "CUDA_VISIBLE_DEVICES=", "VLLM_HOST_IP=127.0.0.1"},
-		filepath.Join(p.bin, "vllm"), "serve", p.model, "--served-model-name", "tiny", "tiny-alias", "--enforce-eager",
-		"--max-model-len", fmt.Sprint(vllmLength), "--host", p.address(atEngine), "--port", fmt.Sprint(port))
-	for end := began.Add(4 * time.Minute); ; time.Sleep(200 * time.Millisecond) {
+		filepath.Join(p.bin, "vllm"), append([]string{"serve", p.model, "--served-model-name", "tiny", "tiny-alias", "--enforce-eager",
+			"--max-model-len", fmt.Sprint(vllmLength), "--host", p.address(atEngine), "--port", fmt.Sprint(port)}, args...)...)
+	for end := began.Add(10 * time.Minute); ; time.Sleep(200 * time.Millisecond) {
 		if resp, err := v.client.Get(v.url + "/health"); err == nil {
 			resp.Body.Close()
 			if resp.StatusCode == 200 {

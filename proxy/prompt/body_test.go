@@ -243,7 +243,17 @@ func (b *bodies) messages() []any {
 }
 
 // chat is a body for /v1/chat/completions.
-func (b *bodies) chat(model string) []byte {
+func (b *bodies) chat(model string) []byte { return marshal(b.chatObject(model)) }
+
+func marshal(o object) []byte {
+	body, err := json.Marshal(o)
+	if err != nil {
+		panic(err)
+	}
+	return body
+}
+
+func (b *bodies) chatObject(model string) object {
 	o := object{{"model", model}, {"messages", b.messages()}}
 	if b.chance(30) {
 		o = append(o, jsonField{"tools", b.tools()})
@@ -275,15 +285,13 @@ func (b *bodies) chat(model string) []byte {
 	for range b.IntN(3) {
 		o = append(o, pickOf(b, jsonField{"temperature", 0.5}, jsonField{"max_tokens", 5}, jsonField{"seed", 1}, jsonField{"user", "x"}, jsonField{"n", 1}, jsonField{"stop", []string{"x"}}))
 	}
-	body, err := json.Marshal(o)
-	if err != nil {
-		panic(err)
-	}
-	return body
+	return o
 }
 
 // completion is a body for /v1/completions.
-func (b *bodies) completion(model string) []byte {
+func (b *bodies) completion(model string) []byte { return marshal(b.completionObject(model)) }
+
+func (b *bodies) completionObject(model string) object {
 	ids := func() []any {
 		list := []any{}
 		for range 1 + b.IntN(20) {
@@ -316,9 +324,5 @@ func (b *bodies) completion(model string) []byte {
 	if b.chance(5) {
 		o = append(o, jsonField{"echo", true})
 	}
-	body, err := json.Marshal(o)
-	if err != nil {
-		panic(err)
-	}
-	return body
+	return o
 }

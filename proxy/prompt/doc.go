@@ -6,9 +6,18 @@
 //
 //	body -> members      which parts of the body bear on the prompt     request.go
 //	     -> messages     normalised as vLLM does before the template    message.go
-//	     -> text         the model's Jinja template, or a renderer      template/
-//	                     of our own where the engine uses no template   harmony.go, mistral.go
+//	     -> text         the model's Jinja template with its variables  template/, variables.go
 //	     -> ids          the tokenizer, chunk by chunk from a cache     tokenizer/
+//
+// Where the engine uses no template, a renderer (renderer.go) makes the ids of
+// the messages: harmony.go, mistral.go, with what both need in script.go. A
+// prompt that comes again as a whole skips all this (memo.go). JSON and the
+// values that templates see are value.go.
+//
+// source.go finds a model's files, files.go reads from them what the
+// engine would, model.go puts it together, and reason.go names why something
+// cannot be followed. approximate.go writes what stands for the ids then.
+// simulated.go is the simulated engine's model. rendered.go shows people the text.
 //
 // What cannot be followed is never an error to the client: the Prompt is then
 // marked with a Reason and holds text in place of ids, which still tells

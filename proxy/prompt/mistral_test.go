@@ -85,6 +85,9 @@ func tekkenJSON(t testing.TB) []byte {
 	if hash := sha256.Sum256(data); hex.EncodeToString(hash[:]) != tekkenHash {
 		t.Fatalf("the tekken.json of %s has another hash", mistralCommon)
 	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
 	// Another run may do the same: the last whole file stays.
 	f, err := os.CreateTemp(filepath.Dir(path), "tekken")
 	if err != nil {

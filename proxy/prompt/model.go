@@ -169,7 +169,7 @@ func (m *Model) readKwargs(text string) error {
 		return fmt.Errorf("template kwargs %.80q are no JSON object (wrong at byte %d)", text, d.pos)
 	}
 	if d.odd != Exact {
-		return fmt.Errorf("template kwargs %.80q hold a number that is too large or half of a surrogate pair", text)
+		return fmt.Errorf("template kwargs %.80q hold half of a surrogate pair or nest too deeply", text)
 	}
 	for _, name := range keptFromKwargs {
 		if v.AsDict().Has(name) {
@@ -189,7 +189,7 @@ func (m *Model) loadTokenizer(f *files, cache *tokenizer.Cache) error {
 		m.lacking, m.why = NoTokenizer, "there is neither tokenizer.json nor tekken.json in "+f.dir
 		return nil
 	case f.form() == formUnsure:
-		m.lacking, m.why = BadTokenizer, "there are both tokenizer.json and tekken.json in "+f.dir+", and no weights that tell which of them the engine uses"
+		m.lacking, m.why = BadTokenizer, "the files in "+f.dir+" do not tell whether the engine uses Mistral's tokenizer, which is in tekken.json there, or that of transformers"
 		return nil
 	case f.form() == formMistral && !f.has("tekken.json"):
 		m.lacking, m.why = BadTokenizer, "the engine uses a SentencePiece model of Mistral's, which is not followed"
@@ -336,6 +336,7 @@ func (m *Model) follow(p *Prompt, kind Kind, body []byte, now time.Time, how eff
 				text := fmt.Sprintf("following a prompt panicked: %v\n%s", what, debug.Stack())
 				m.defect.CompareAndSwap(nil, &text)
 			}
+			p.scratch.values = values{} // may be in any state
 			m.Approximate(p, Other, nil, Failed)
 		}
 	}()
@@ -345,6 +346,7 @@ func (m *Model) follow(p *Prompt, kind Kind, body []byte, now time.Time, how eff
 		return
 	}
 	o.effort = how
+	o.memory = &p.scratch.values
 	p.scratch.made = 0
 	o.made = &p.scratch.made
 	var reason Reason
@@ -362,11 +364,14 @@ func (m *Model) follow(p *Prompt, kind Kind, body []byte, now time.Time, how eff
 		if same && m.memo.recall(p, &o, day) {
 			return
 		}
+		// No text is longer than the body.
+		p.scratch.values.room(len(body) + 8)
 		if o.isChat() {
 			reason = m.followChat(p, &o, now)
 		} else {
 			reason = m.followCompletion(p, &o)
 		}
+		p.scratch.values.release()
 		if same && reason == Exact {
 			m.memo.note(p, &o)
 		}
@@ -469,7 +474,7 @@ func (m *Model) followChat(p *Prompt, o *outline, now time.Time) Reason {
 		p.Ends = append(p.Ends, len(p.IDs))
 		return Exact
 	}
-	text, reason := m.render(r, now)
+	text, reason := m.render(p, r, now)
 	if reason != Exact {
 		return reason
 	}

@@ -82,10 +82,9 @@ func TestTemplatesOfADirectory(t *testing.T) {
 				got = ""
 				for _, id := range p.IDs {
 					text := string(rune(id))
-					for _, special := range []string{"<b>", "<B>", "<e>", "<i>"} {
-						// The engine adds those that have a name.
-						if of, ok := m.tokenizer.Token(special); ok && of == id {
-							text = special
+					for _, token := range []string{"<b>", "<B>", "<e>", "<i>"} { // the engine adds those that have a name
+						if added, ok := m.tokenizer.Token(token); ok && added == id {
+							text = token
 						}
 					}
 					got += text
@@ -157,7 +156,8 @@ func TestDescribe(t *testing.T) {
 	f("chats approximate: the engine renders chats of InklingForCausalLM", false, model("config.json", `{"architectures":["InklingForCausalLM"]}`))
 	f("chats approximate: gpt-oss: the tokenizer lacks the token", false, model("config.json", `{"model_type":"gpt_oss"}`))
 	f("approximate: the engine tokenizes this model by code of its own", false, model("config.json", `{"architectures":["MoonshotKimiaForCausalLM"]}`))
-	f("approximate: there are both tokenizer.json and tekken.json", false, model("tekken.json", "{}"))
+	f("approximate: the files in DIR do not tell whether the engine uses Mistral's tokenizer", false, model("tekken.json", "{}"))
+	f("approximate: the files in DIR do not tell whether the engine uses Mistral's tokenizer", false, Source{Tokenizer: directory(t, "tekken.json", "{}", "model.safetensors", "")})
 	f("native, chat template", true, model("tekken.json", "{}", "model.safetensors", "", "chat_template.jinja", "x"))
 	f("approximate: tokenizer: DIR/tekken.json", false, model("tekken.json", "{}", "consolidated.safetensors", ""))
 	f("approximate: the engine uses a SentencePiece model", false, model("tokenizer.model.v3", "", "consolidated.safetensors", ""))

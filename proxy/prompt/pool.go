@@ -253,5 +253,6 @@ func approximate(m *Model, prompt *Prompt, kind Kind, body []byte, reason Reason
 
 // memory is how much the prompt keeps for its next use.
 func (p *Prompt) memory() int {
-	return 4*cap(p.IDs) + 8*(cap(p.Ends)+cap(p.TextEnds)) + cap(p.Text) + cap(p.Salt) + cap(p.scratch.key)
+	return 4*cap(p.IDs) + 8*(cap(p.Ends)+cap(p.TextEnds)) + cap(p.Text) + cap(p.Salt) +
+		cap(p.scratch.key) + cap(p.scratch.text) + p.scratch.values.memory()
 }

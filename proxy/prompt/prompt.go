@@ -41,6 +41,9 @@ type Prompt struct {
 type scratch struct {
 	// key is that of the prompt in the memo.
 	key []byte
+	// values are what was decoded, text what was rendered.
+	values values
+	text   []byte
 	// made is what decoder.made counts.
 	made int
 }

@@ -111,6 +111,8 @@ type outline struct {
 	spans  [members]span
 	effort effort
 	made   *int // decoder.made of its members
+	// memory is where values are made; nil for memory of their own.
+	memory *values
 }
 
 // scan finds the members that bear on the prompt of a request of that kind. It
@@ -303,12 +305,13 @@ func (o *outline) null(m member) bool {
 	return !o.has(m) || string(o.raw(m)) == "null"
 }
 
-// value decodes a member. Without one it is None.
+// value decodes a member. Without one it is None. What is decoded shares the
+// body's memory.
 func (o *outline) value(m member) (jinja.Value, Reason) {
 	if !o.has(m) {
 		return jinja.None(), Exact
 	}
-	d := decoder{text: string(o.raw(m)), made: o.made}
+	d := decoder{text: keyText(o.raw(m)), memory: o.memory, made: o.made}
 	v, ok := d.decode()
 	if !ok && d.odd != Unfollowed && d.odd != TooLarge {
 		return v, Malformed
@@ -424,6 +427,8 @@ func plainString(raw []byte) bool {
 // prompt; a renderer may change its values. The zero value is not useful; see
 // outline.chat.
 type chatRequest struct {
+	// memory is where a renderer may make values.
+	memory *values
 	// messages are objects that have a role; see checkMessage.
 	messages []*message
 	// tools is the list that templates see, or None: type, function with name,
@@ -443,11 +448,17 @@ type chatRequest struct {
 	addGenerationPrompt  bool
 	continueFinalMessage bool
 	addSpecialTokens     bool
+
+	// refusal is what the template has raised, for people.
+	refusal string
 }
 
 // chat decodes and validates a chat, as the engine's request models do.
 func (o *outline) chat() (r *chatRequest, reason Reason) {
-	r = &chatRequest{brief: o.effort.brief}
+	r = &chatRequest{brief: o.effort.brief, memory: o.memory}
+	if r.memory == nil {
+		r.memory = new(values)
+	}
 	for _, flag := range []struct {
 		to        *bool
 		m         member

@@ -1,17 +1,24 @@
 package prompt
 
 import (
+	"encoding/binary"
 	"math"
-	"strconv"
+	mathbits "math/bits"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
 	"github.com/ardanlabs/jinja"
+
+	"github.com/inferrail/inferrail/proxy/prompt/template"
 )
 
 // maxValueDepth bounds how deeply values may nest. Python's own bound is near a
 // thousand; templates that print values stop being followed long before.
 const maxValueDepth = 256
+
+// maxDigits is how long a whole number may be for Python to read it.
+const maxDigits = 4300
 
 // decoder reads JSON into the values that templates work with, as Python's
 // json module reads it: the order of keys is kept, of equal keys the last one's
@@ -21,9 +28,12 @@ const maxValueDepth = 256
 type decoder struct {
 	text string
 	pos  int
-	// odd is set when the text is JSON but holds something whose printed form
-	// is not certain, or more than is followed: Unfollowed for numbers that Python keeps exactly and we
-	// do not, Malformed for halves of surrogate pairs, which no tokenizer takes.
+	// memory is where values are made; nil for memory of their own.
+	memory *values
+	// odd is set when the text is JSON but cannot be followed: Unfollowed for
+	// values that nest too deeply, TooLarge for more of them than are followed,
+	// Malformed for halves of surrogate pairs, which no tokenizer takes, and for
+	// whole numbers longer than Python reads.
 	odd Reason
 	// made counts the values of all decoders that share it; nil for none others.
 	made *int
@@ -57,7 +67,7 @@ func (d *decoder) value(depth int) (v jinja.Value, ok bool) {
 	switch c := d.text[d.pos]; c {
 	case '"':
 		s, ok := d.string()
-		return jinja.NewString(s), ok
+		return stringValue(s), ok
 	case '{':
 		return d.object(depth)
 	case '[':
@@ -69,14 +79,11 @@ func (d *decoder) value(depth int) (v jinja.Value, ok bool) {
 	case 'n':
 		return jinja.None(), d.literal("null")
 	case 'N':
-		d.note(Unfollowed)
 		return jinja.NewFloat(math.NaN()), d.literal("NaN")
 	case 'I':
-		d.note(Unfollowed)
 		return jinja.NewFloat(math.Inf(1)), d.literal("Infinity")
 	default:
 		if c == '-' && strings.HasPrefix(d.text[d.pos:], "-I") {
-			d.note(Unfollowed)
 			return jinja.NewFloat(math.Inf(-1)), d.literal("-Infinity")
 		}
 		return d.number()
@@ -88,7 +95,11 @@ func (d *decoder) object(depth int) (v jinja.Value, ok bool) {
 		d.note(Unfollowed)
 		return v, false
 	}
-	v = jinja.NewDict()
+	if d.memory != nil {
+		v = d.memory.dict()
+	} else {
+		v = jinja.NewDict()
+	}
 	dict := v.AsDict()
 	d.pos++
 	d.space()
@@ -112,7 +123,11 @@ func (d *decoder) object(depth int) (v jinja.Value, ok bool) {
 		if !ok {
 			return v, false
 		}
-		dict.Set(key, member)
+		before := len(dict.Data)
+		dict.Data[key] = member
+		if len(dict.Data) > before {
+			dict.Keys = append(dict.Keys, key)
+		}
 		d.space()
 		if d.accept('}') {
 			return v, true
@@ -129,20 +144,26 @@ func (d *decoder) array(depth int) (v jinja.Value, ok bool) {
 		d.note(Unfollowed)
 		return v, false
 	}
-	var items []jinja.Value
+	if d.memory == nil {
+		d.memory = new(values)
+	}
 	d.pos++
 	d.space()
 	if d.accept(']') {
 		return jinja.NewList(nil), true
 	}
+	// Arrays within this one put theirs behind and take them off again.
+	first := len(d.memory.items)
 	for {
 		item, ok := d.value(depth + 1)
 		if !ok {
 			return v, false
 		}
-		items = append(items, item)
+		d.memory.items = append(d.memory.items, item)
 		d.space()
 		if d.accept(']') {
+			items := slices.Clone(d.memory.items[first:])
+			d.memory.items = d.memory.items[:first]
 			return jinja.NewList(items), true
 		}
 		if !d.accept(',') {
@@ -179,18 +200,11 @@ func (d *decoder) number() (v jinja.Value, ok bool) {
 		}
 	}
 	number := d.text[start:d.pos]
-	if integer {
-		n, err := strconv.ParseInt(number, 10, 64)
-		if err != nil {
-			d.note(Unfollowed)
-		}
-		return jinja.NewInt(n), true
+	if integer && len(strings.TrimPrefix(number, "-")) > maxDigits {
+		d.note(Malformed)
+		return jinja.NewInt(0), true
 	}
-	f, err := strconv.ParseFloat(number, 64)
-	if err != nil {
-		d.note(Unfollowed)
-	}
-	return jinja.NewFloat(f), true
+	return template.Number(number), true
 }
 
 func (d *decoder) digits() int {
@@ -212,24 +226,62 @@ func (d *decoder) string() (s string, ok bool) {
 		d.pos++
 		return d.text[start : d.pos-1], true
 	}
-	out := append(make([]byte, 0, 2*(d.pos-start)+32), d.text[start:d.pos]...)
-	for d.pos < len(d.text) {
-		switch c := d.text[d.pos]; {
+	// What escapes stand for is never longer than they are. Words of eight bytes
+	// are written as a whole, so there is room for one more.
+	if d.memory == nil {
+		d.memory = new(values)
+	}
+	out := d.memory.room(len(d.text) - start + 8)
+	n := copy(out, d.text[start:d.pos])
+	text, pos := d.text, d.pos
+	for pos < len(text) {
+		switch c := text[pos]; {
 		case c == '"':
-			d.pos++
-			return string(out), true
+			d.pos = pos + 1
+			d.memory.took(n)
+			return keyText(out[:n:n]), true
 		case c != '\\':
 			return "", false // a control character
 		}
-		if out, ok = d.escape(out); !ok {
-			return "", false
+		if pos+1 < len(text) && shortEscapes[text[pos+1]] != 0 {
+			out[n] = shortEscapes[text[pos+1]]
+			n++
+			pos += 2
+			if pos < len(text) && text[pos] == '\\' {
+				continue // as in lines that are indented
+			}
+		} else {
+			d.pos = pos
+			escaped, ok := d.escape(out[:n])
+			if !ok {
+				return "", false
+			}
+			n, pos = len(escaped), d.pos
 		}
-		n := plain(d.text[d.pos:])
-		out = append(out, d.text[d.pos:d.pos+n]...)
-		d.pos += n
+		for pos+8 <= len(text) {
+			word := loadWord(text[pos:])
+			binary.LittleEndian.PutUint64(out[n:], word)
+			special := specialBytes(word)
+			if special != 0 {
+				k := mathbits.TrailingZeros64(special) / 8
+				n += k
+				pos += k
+				break
+			}
+			n += 8
+			pos += 8
+		}
+		for pos < len(text) && text[pos] >= 0x20 && text[pos] != '"' && text[pos] != '\\' {
+			out[n] = text[pos]
+			n++
+			pos++
+		}
 	}
 	return "", false
 }
+
+// shortEscapes are the bytes that escapes of one letter stand for.
+var shortEscapes = [256]byte{'"': '"', '\\': '\\', '/': '/', 'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t'}
 
 // escape appends what the escape at d.pos stands for.
 func (d *decoder) escape(out []byte) (_ []byte, ok bool) {
@@ -238,21 +290,10 @@ func (d *decoder) escape(out []byte) (_ []byte, ok bool) {
 	}
 	c := d.text[d.pos+1]
 	d.pos += 2
-	switch c {
-	case '"', '\\', '/':
-		return append(out, c), true
-	case 'b':
-		return append(out, '\b'), true
-	case 'f':
-		return append(out, '\f'), true
-	case 'n':
-		return append(out, '\n'), true
-	case 'r':
-		return append(out, '\r'), true
-	case 't':
-		return append(out, '\t'), true
-	case 'u':
-	default:
+	if shortEscapes[c] != 0 {
+		return append(out, shortEscapes[c]), true
+	}
+	if c != 'u' {
 		return out, false
 	}
 	r, ok := hex4(d.text[d.pos:])
@@ -293,17 +334,10 @@ func hex4(s string) (r rune, ok bool) {
 // plain is how many bytes of s stand for themselves: no quote, no backslash, no
 // control character. It looks at eight bytes at a time.
 func plain(s string) int {
-	const (
-		ones  = 0x0101010101010101
-		highs = 0x8080808080808080
-	)
 	i := 0
 	for ; i+8 <= len(s); i += 8 {
-		w := uint64(s[i]) | uint64(s[i+1])<<8 | uint64(s[i+2])<<16 | uint64(s[i+3])<<24 |
-			uint64(s[i+4])<<32 | uint64(s[i+5])<<40 | uint64(s[i+6])<<48 | uint64(s[i+7])<<56
-		quote, slash := w^(ones*'"'), w^(ones*'\\')
-		if ((w-ones*0x20)&^w|(quote-ones)&^quote|(slash-ones)&^slash)&highs != 0 {
-			break
+		if special := specialBytes(loadWord(s[i:])); special != 0 {
+			return i + mathbits.TrailingZeros64(special)/8
 		}
 	}
 	for i < len(s) && s[i] >= 0x20 && s[i] != '"' && s[i] != '\\' {
@@ -311,6 +345,40 @@ func plain(s string) int {
 	}
 	return i
 }
+
+// loadWord is the first eight bytes of s, the first the lowest.
+func loadWord(s string) uint64 {
+	_ = s[7] // one check for all
+	return uint64(s[0]) | uint64(s[1])<<8 | uint64(s[2])<<16 | uint64(s[3])<<24 |
+		uint64(s[4])<<32 | uint64(s[5])<<40 | uint64(s[6])<<48 | uint64(s[7])<<56
+}
+
+// specialBytes sets the highest bit of the lowest byte of w that does not stand
+// for itself. Of those above it nothing is said; without any it is 0.
+func specialBytes(w uint64) uint64 {
+	const (
+		ones  = 0x0101010101010101
+		highs = 0x8080808080808080
+	)
+	quote, slash := w^(ones*'"'), w^(ones*'\\')
+	return ((w-ones*0x20)&^w | (quote-ones)&^quote | (slash-ones)&^slash) & highs
+}
+
+// stringValue is s as a value. Those that nearly every message has are made
+// once.
+func stringValue(s string) jinja.Value {
+	switch s {
+	case "user":
+		return userValue
+	case "assistant":
+		return assistantValue
+	case "text":
+		return textValue
+	}
+	return jinja.NewString(s)
+}
+
+var userValue, assistantValue, textValue = jinja.NewString("user"), jinja.NewString("assistant"), jinja.NewString("text")
 
 func (d *decoder) literal(word string) bool {
 	if !strings.HasPrefix(d.text[d.pos:], word) {

@@ -14,8 +14,8 @@ import (
 
 // render renders a chat as the engine does: its template, the variables that
 // the engine passes to it, and the cut after the final message that is to be
-// continued.
-func (m *Model) render(r *chatRequest, now time.Time) (string, Reason) {
+// continued. The text is valid until p is used again.
+func (m *Model) render(p *Prompt, r *chatRequest, now time.Time) (string, Reason) {
 	kwargs, reason := m.variables(r)
 	if reason != Exact {
 		return "", reason
@@ -60,23 +60,25 @@ func (m *Model) render(r *chatRequest, now time.Time) (string, Reason) {
 		}
 	}
 	vars["messages"] = jinja.NewList(messages)
-	render := t.Render
+	render := t.Append
 	if r.brief {
-		render = t.RenderBriefly
+		render = t.AppendBriefly
 	}
-	text, err := render(vars, now)
+	rendered, err := render(p.scratch.text[:0], vars, now)
+	p.scratch.text = rendered
 	switch {
 	case errors.Is(err, template.ErrLong):
 		return "", TooLarge
 	case errors.Is(err, template.ErrUnfollowed):
 		return "", Unfollowed
 	case err != nil:
+		r.refusal = err.Error()
 		return "", RenderFailed
 	}
 	if r.continueFinalMessage {
-		return cutFinal(text, final)
+		return cutFinal(keyText(rendered), final)
 	}
-	return text, Exact
+	return keyText(rendered), Exact
 }
 
 // variables are the template variables that come from the engine's settings,

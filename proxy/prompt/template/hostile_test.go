@@ -126,10 +126,10 @@ func TestTemplateBriefly(t *testing.T) {
 			t.Fatal(err)
 		}
 		for range 2 {
-			switch got, err := tmpl.RenderBriefly(vars, corpusNow); {
+			switch got, err := tmpl.AppendBriefly(nil, vars, corpusNow); {
 			case long && !errors.Is(err, ErrLong):
 				t.Errorf("%s: %d bytes, %v", source, len(got), err)
-			case !long && (err != nil || got != want):
+			case !long && (err != nil || string(got) != want):
 				t.Errorf("%s: %d of %d bytes, %v", source, len(got), len(want), err)
 			}
 			if again, err := tmpl.Render(vars, corpusNow); err != nil || again != want {

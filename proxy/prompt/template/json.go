@@ -64,7 +64,7 @@ func (r *rendering) toJSON(args []jinja.Value, kwargs map[string]jinja.Value) (j
 	if err != nil {
 		return jinja.None(), err
 	}
-	return jinja.NewString(string(b)), r.grow(len(b))
+	return jinja.NewString(r.keep(b)), r.grow(len(b))
 }
 
 func (s *jsonStyle) newline(b []byte, depth int) []byte {

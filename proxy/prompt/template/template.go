@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"sync"
 	"time"
+	"unsafe"
 
 	"github.com/ardanlabs/jinja"
 )
@@ -69,38 +70,46 @@ func (t *Template) Uses(name string) bool { return t.names[name] }
 // is then not to be remembered.
 func (t *Template) UsesClock() bool { return t.clock }
 
-// Render renders the template with the variables. now is what strftime_now
-// tells. An error is what transformers would raise, or ErrUnfollowed. Neither
-// vars nor what is in them is changed or kept.
+// Render is Append with a string of its own.
 func (t *Template) Render(vars map[string]jinja.Value, now time.Time) (text string, err error) {
-	return t.render(vars, now, most)
+	b, err := t.Append(nil, vars, now)
+	return string(b), err
 }
 
-// RenderBriefly is Render for who has little time: what takes more than a few
+// Append renders the template with the variables and appends the text to dst.
+// now is what strftime_now tells. An error is what transformers would raise, or
+// ErrUnfollowed; dst is then returned as it was. Neither vars nor what is in
+// them is changed or kept.
+func (t *Template) Append(dst []byte, vars map[string]jinja.Value, now time.Time) (out []byte, err error) {
+	return t.append(dst, vars, now, most)
+}
+
+// AppendBriefly is Append for who has little time: what takes more than a few
 // milliseconds is given up with ErrLong. Some templates go through all messages
 // for each message, so that a small request can take long.
-func (t *Template) RenderBriefly(vars map[string]jinja.Value, now time.Time) (text string, err error) {
-	return t.render(vars, now, brief)
+func (t *Template) AppendBriefly(dst []byte, vars map[string]jinja.Value, now time.Time) (out []byte, err error) {
+	return t.append(dst, vars, now, brief)
 }
 
-func (t *Template) render(vars map[string]jinja.Value, now time.Time, e effort) (text string, err error) {
+func (t *Template) append(dst []byte, vars map[string]jinja.Value, now time.Time, e effort) (out []byte, err error) {
+	before := len(dst)
 	defer func() {
 		if p := recover(); p != nil {
 			// r may be in any state: it is not put back.
-			text, err = "", unfollowed("a template that panics (%v)", p)
+			out, err = dst[:before], unfollowed("a template that panics (%v)", p)
 		}
 	}()
 	for name := range vars {
 		if libraryGlobals[name] {
 			// Python would call it in place of the function.
-			return "", unfollowed("the variable %s", name)
+			return dst, unfollowed("the variable %s", name)
 		}
 	}
 	r, _ := t.renders.Get().(*rendering)
 	if r == nil {
 		r = newRendering(t.operations, t.runs)
 	}
-	r.begin(now, e)
+	r.begin(dst, now, e)
 	for name, v := range vars {
 		if _, taken := t.operations[name]; !taken {
 			r.vars[rename(name)] = v
@@ -110,22 +119,24 @@ func (t *Template) render(vars map[string]jinja.Value, now time.Time, e effort) 
 	if err == nil && rest != "" {
 		err = unfollowed("BUG: text that the library writes by itself")
 	}
-	switch {
-	case r.long:
+	if r.long {
 		err = ErrLong
-	case err == nil:
-		text = string(r.out)
 	}
+	dst, r.out = r.out, nil
+	if err != nil {
+		dst = dst[:before]
+	}
+	r.texts = r.texts[:0]
 	for name := range vars {
 		if _, taken := t.operations[name]; !taken {
 			delete(r.vars, rename(name))
 		}
 	}
-	if cap(r.out) <= maxKept && cap(r.buffer) <= maxKept {
+	if cap(r.buffer) <= maxKept && cap(r.texts) <= maxKept {
 		clear(r.arguments[:cap(r.arguments)])
 		t.renders.Put(r)
 	}
-	return text, err
+	return dst, err
 }
 
 // operation is what a rewritten template calls in place of what the library does
@@ -154,12 +165,12 @@ const (
 )
 
 // rendering is one render of a template: what it has taken so far. One
-// goroutine uses it at a time; template.render begins and ends it.
+// goroutine uses it at a time; Template.Append begins and ends it.
 type rendering struct {
 	// vars are the operations, and during a render the request's variables.
 	vars    map[string]jinja.Value
 	runs    [][]segment
-	out     []byte // the text
+	out     []byte // where the text is appended to
 	now     time.Time
 	started time.Time
 	effort  effort
@@ -169,6 +180,9 @@ type rendering struct {
 	bytes   int
 	calls   int
 	buffer  []byte
+	// texts holds strings that operations have made. They are valid until the
+	// render ends.
+	texts []byte
 	// arguments is memory for opEach.
 	arguments []jinja.Value
 	first     bool // see opFirst
@@ -188,11 +202,31 @@ func newRendering(operations map[string]operation, runs [][]segment) *rendering 
 	return r
 }
 
-func (r *rendering) begin(now time.Time, e effort) {
+func (r *rendering) begin(dst []byte, now time.Time, e effort) {
 	r.effort, r.long = e, false
 	r.now, r.started = now, time.Now()
-	r.out = r.out[:0]
+	r.out = dst
 	r.checks, r.steps, r.bytes, r.calls, r.first = 0, 0, 0, 0, false
+}
+
+// room returns memory for a string of n bytes, which took makes of it.
+func (r *rendering) room(n int) []byte {
+	if cap(r.texts)-len(r.texts) < n {
+		// The strings before keep their memory. The next one will have more room.
+		r.texts = make([]byte, 0, max(n, min(2*cap(r.texts), maxKept), 4<<10))
+	}
+	return r.texts[len(r.texts):]
+}
+
+// took returns b, which was appended to what room has returned, as a string.
+func (r *rendering) took(b []byte) string {
+	r.texts = r.texts[:len(r.texts)+len(b)]
+	return unsafe.String(unsafe.SliceData(b), len(b))
+}
+
+// keep returns b as a string that is valid until the render ends.
+func (r *rendering) keep(b []byte) string {
+	return r.took(append(r.room(len(b)), b...))
 }
 
 // spend counts steps that are about to be taken.

@@ -61,6 +61,10 @@ func Number(text string) jinja.Value {
 	return jinja.NewFloat(f)
 }
 
+// Digits are those of a whole number that does not fit an int64, as Number has
+// made it.
+func Digits(v jinja.Value) (digits string, ok bool) { return hugeDigits(v) }
+
 func hugeDigits(v jinja.Value) (string, bool) {
 	if !v.IsCallable() {
 		return "", false

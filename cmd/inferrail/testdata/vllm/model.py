@@ -1,14 +1,16 @@
 """Writes a small model that vLLM can serve into the folder named by the first
 argument: two layers of Llama with weights of a fixed seed, a byte-level BPE
-tokenizer trained on the text below, and a chat template. What it says is
-noise, the same noise for the same prompt."""
+tokenizer trained on the text below, and a chat template. With a second argument,
+a folder that holds Qwen3's tokenizer, it is a Qwen3 with that tokenizer and its
+chat template. What it says is noise, the same noise for the same prompt."""
 
 import os
+import shutil
 import sys
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 TEXT = """
 The river rose in the night, and by the morning the lower road was under water. We had been told to wait for the ferry,
@@ -65,4 +67,30 @@ def main(folder):
     tokenizer.save_pretrained(folder)
 
 
-main(sys.argv[1])
+def qwen(folder, tokenizer):
+    torch.manual_seed(1)
+    model = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=151936,
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=32,
+            max_position_embeddings=32768,
+            bos_token_id=151643,
+            eos_token_id=151645,
+            tie_word_embeddings=True,
+        )
+    )
+    os.makedirs(folder, exist_ok=True)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(os.path.join(tokenizer, name), folder)
+
+
+if len(sys.argv) > 2:
+    qwen(sys.argv[1], sys.argv[2])
+else:
+    main(sys.argv[1])
