@@ -1,6 +1,7 @@
 package prompt
 
 import (
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -9,16 +10,21 @@ import (
 // Pool reads prompts for the proxy, from any goroutine. Small ones that take
 // little time, larger ones that the model remembers as a whole, and those that
 // are approximate in any case are read on the caller's goroutine, others by its
-// workers, so that a few huge prompts do not take all processors from the
-// streams; a prompt that has to wait too long is approximate. The zero value is
-// of no use; NewPool makes one.
+// workers, and only so many of each at a time, so that prompts do not take all
+// processors from the streams; a prompt that has to wait too long is
+// approximate. The zero value is of no use; NewPool makes one.
 type Pool struct {
 	maxWait time.Duration
 	jobs    chan *job
-	closing chan struct{}
-	workers sync.WaitGroup
-	size    int // workers
-	busy    atomic.Int64
+	// tiny and small hold one for each caller that follows a prompt of up to
+	// tinyBytes, or inlineBytes. Others wait for them, which takes no processor:
+	// if as many could follow as there are connections, the streams would wait
+	// for all of them.
+	tiny, small chan struct{}
+	closing     chan struct{}
+	workers     sync.WaitGroup
+	size        int // workers
+	busy        atomic.Int64
 	// prompts are those that nobody has. What one holds is bounded by
 	// keptMemory, how many there are by what was in use at a time.
 	prompts sync.Pool
@@ -32,9 +38,11 @@ type follower func(m *Model, p *Prompt, kind Kind, body []byte, now time.Time)
 
 const (
 	// inlineBytes is the size of a body up to which it is followed on the
-	// caller's goroutine: about a millisecond at most, if nothing of it was
-	// seen before, which other goroutines can wait for.
+	// caller's goroutine: some milliseconds at most, if nothing of it was seen
+	// before, which other goroutines can wait for. One of tinyBytes does not
+	// wait for those above it.
 	inlineBytes = 32 << 10
+	tinyBytes   = 4 << 10
 	// queuedPerWorker bounds the queue. What is behind more than this would be
 	// late in any case.
 	queuedPerWorker = 32
@@ -68,7 +76,8 @@ const (
 // time a caller waits for one of them. Close ends it.
 func NewPool(workers int, maxWait time.Duration) *Pool {
 	workers = max(1, workers)
-	p := &Pool{maxWait: maxWait, jobs: make(chan *job, workers*queuedPerWorker), closing: make(chan struct{}), size: workers,
+	p := &Pool{maxWait: maxWait, jobs: make(chan *job, workers*queuedPerWorker),
+		tiny: make(chan struct{}, runtime.GOMAXPROCS(0)), small: make(chan struct{}, max(1, runtime.GOMAXPROCS(0)-1)), closing: make(chan struct{}), size: workers,
 		follow: (*Model).Follow, brief: (*Model).followBriefly}
 	p.prompts.New = func() any { return new(Prompt) }
 	for range workers {
@@ -83,14 +92,23 @@ func NewPool(workers int, maxWait time.Duration) *Pool {
 func (p *Pool) Read(m *Model, kind Kind, body []byte, now time.Time) (_ *Prompt, late bool) {
 	prompt := p.prompts.Get().(*Prompt)
 	switch {
-	case len(body) <= inlineBytes:
-		read(p.brief, m, prompt, kind, body, now)
-		if prompt.Reason != TooLarge {
-			return prompt, false
-		}
 	case m == nil || kind == Other || len(body) > maxFollowed:
 		read(p.follow, m, prompt, kind, body, now)
 		return prompt, false
+	case len(body) <= inlineBytes:
+		room := p.small
+		if len(body) <= tinyBytes {
+			room = p.tiny
+		}
+		if !p.enter(room) {
+			approximate(m, prompt, kind, body, Late)
+			return prompt, false
+		}
+		read(p.brief, m, prompt, kind, body, now)
+		<-room
+		if prompt.Reason != TooLarge {
+			return prompt, false
+		}
 	case p.recall(m, prompt, kind, body, now):
 		return prompt, false
 	}
@@ -121,6 +139,23 @@ func (p *Pool) Read(m *Model, kind Kind, body []byte, now time.Time) (_ *Prompt,
 	}
 	approximate(m, prompt, kind, body, Late)
 	return prompt, late
+}
+
+// enter waits until the caller may follow a prompt, for as long as it may.
+func (p *Pool) enter(room chan struct{}) bool {
+	select {
+	case room <- struct{}{}:
+		return true
+	default:
+	}
+	timer := time.NewTimer(p.maxWait)
+	defer timer.Stop()
+	select {
+	case room <- struct{}{}:
+		return true
+	case <-timer.C:
+		return false
+	}
 }
 
 // Put gives a Prompt back.

@@ -41,6 +41,7 @@ func large(n int) []byte { return []byte(strings.Repeat(" ", inlineBytes+n)) }
 func TestPoolSmallNeedsNoWorker(t *testing.T) {
 	p := holdUp(t, NewPool(1, time.Minute))
 	defer p.Close()
+	p.tiny = make(chan struct{}, 10)
 	var callers sync.WaitGroup
 	for n := range 10 {
 		callers.Go(func() {
@@ -59,6 +60,53 @@ func TestPoolSmallNeedsNoWorker(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 	for range 10 {
+		p.let <- struct{}{}
+	}
+	callers.Wait()
+}
+
+// TestPoolFewAtATime: of small prompts as many are followed at a time as there
+// are processors, and one fewer of those that take longer, which keep no tiny
+// one waiting. Who waits too long is late, and what is approximate anyway waits
+// for nobody.
+func TestPoolFewAtATime(t *testing.T) {
+	p := holdUp(t, NewPool(1, time.Minute))
+	defer p.Close()
+	p.tiny, p.small = make(chan struct{}, 2), make(chan struct{}, 1)
+	var callers sync.WaitGroup
+	read := func(n int) {
+		callers.Go(func() {
+			if prompt, late := p.Read(new(Model), Chat, make([]byte, n), time.Time{}); late || !slices.Equal(prompt.IDs, []uint32{uint32(n)}) {
+				t.Errorf("%v, ids %v, late %v", prompt.Reason, prompt.IDs, late)
+			}
+		})
+	}
+	for range 3 {
+		read(tinyBytes + 1)
+	}
+	<-p.begun
+	for range 4 {
+		read(tinyBytes)
+	}
+	<-p.begun
+	<-p.begun
+	hasty := holdUp(t, NewPool(1, time.Millisecond))
+	defer hasty.Close()
+	hasty.tiny, hasty.small = p.tiny, p.small
+	for _, n := range []int{1, inlineBytes} {
+		if prompt, late := hasty.Read(new(Model), Chat, make([]byte, n), time.Time{}); prompt.Reason != Late || late {
+			t.Errorf("%d bytes: %v, %v", n, prompt.Reason, late)
+		}
+	}
+	// Who has nothing to follow it by waits for nobody.
+	hasty.let <- struct{}{}
+	if prompt, _ := hasty.Read(nil, Chat, nil, time.Time{}); prompt.Reason == Late {
+		t.Errorf("without a model: %v", prompt.Reason)
+	}
+	if len(p.begun) > 0 {
+		t.Error("more have begun than may")
+	}
+	for range 7 {
 		p.let <- struct{}{}
 	}
 	callers.Wait()
