@@ -198,5 +198,5 @@ func TestManyClientsLeave(t *testing.T) {
 			c.Close()
 		}
 	}
-	eventually(t, 2*time.Second, "nothing is in flight", func() bool { return r.replicas[0].InFlight() == 0 })
+	eventually(t, 20*time.Second, "nothing is in flight", func() bool { return r.replicas[0].InFlight() == 0 })
 }

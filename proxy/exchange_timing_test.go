@@ -3,23 +3,42 @@ package proxy
 import (
 	"bytes"
 	"net"
+	"os"
+	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/inferrail/inferrail/policy"
+	"github.com/inferrail/inferrail/proxy/prompt"
+	"github.com/inferrail/inferrail/proxy/prompt/tokenizer"
 )
 
 // BenchmarkShortAnswer is one client fetching small answers over one kept
 // connection: what an exchange costs beside its relaying. The client and the
-// engine allocate nothing, so allocations are the proxy's.
+// engine allocate nothing, so allocations are the proxy's. Beside the time it
+// tells the processor time of all three. Prompts are chats of 200 tokens that are
+// not looked at, have no tokenizer, are followed by the simulator's, and, where
+// INFERRAIL_BENCH_TOKENIZER names a model's directory, by that.
 //
 //	go test -bench ShortAnswer -run xxx ./proxy
 func BenchmarkShortAnswer(b *testing.B) {
+	b.Run("not followed", func(b *testing.B) { benchmarkShortAnswer(b, "") })
+	b.Run("no tokenizer", func(b *testing.B) { benchmarkShortAnswer(b, "none") })
+	b.Run("simulated", func(b *testing.B) { benchmarkShortAnswer(b, "builtin:sim") })
+	if source := os.Getenv("INFERRAIL_BENCH_TOKENIZER"); source != "" {
+		b.Run("real", func(b *testing.B) { benchmarkShortAnswer(b, source) })
+	}
+}
+
+func benchmarkShortAnswer(b *testing.B, source string) {
 	el, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		b.Fatal(err)
 	}
 	defer el.Close()
-	response := []byte(fixed(`{"ok":true}`))
+	response := []byte(fixed(`{"usage":{"prompt_tokens":201,"completion_tokens":38,"total_tokens":239},"ok":true}`))
 	go func() {
 		for {
 			c, err := el.Accept()
@@ -49,6 +68,16 @@ func BenchmarkShortAnswer(b *testing.B) {
 	}
 	s := New(Limits{}, nil, nil)
 	m := &Model{Name: "m", Policy: policy.LeastRequest{}, Replicas: []*Replica{replica}}
+	if source != "" {
+		if source != "none" {
+			if m.Prompts, err = prompt.Load(prompt.Source{Tokenizer: source, Cache: tokenizer.NewCache(64 << 20)}); err != nil {
+				b.Fatal(err)
+			}
+		}
+		pool := prompt.NewPool(2, time.Second)
+		defer pool.Close()
+		s.SetPrompts(pool, &noChecks{})
+	}
 	s.SetFleet(&Fleet{Models: map[string]*Model{"m": m}, Listed: []*Model{m}})
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -59,13 +88,21 @@ func BenchmarkShortAnswer(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	request, buf := []byte(post(hello)), make([]byte, 4096)
+	// Each request ends with a number of its own: no prompt comes twice.
+	request := []byte(post(`{"model":"m","temperature":0.7,"messages":[{"role":"system","content":"` + strings.Repeat("Answer briefly, and say so when you do not know. ", 7) +
+		`"},{"role":"user","content":"` + strings.Repeat("I am looking for an introduction. ", 7) + `"},{"role":"user","content":"Number 0000000000"}]}`))
+	number, buf := request[bytes.Index(request, []byte("Number "))+7:][:10], make([]byte, 4096)
 	b.ReportAllocs()
-	for b.Loop() {
+	began := processorTime()
+	n := 0
+	for ; b.Loop(); n++ {
+		for i, left := len(number)-1, n; left > 0; i, left = i-1, left/10 {
+			number[i] = '0' + byte(left%10)
+		}
 		if _, err := c.Write(request); err != nil {
 			b.Fatal(err)
 		}
-		for n := 0; !bytes.HasSuffix(buf[:n], []byte(`{"ok":true}`)); {
+		for n := 0; !bytes.HasSuffix(buf[:n], []byte(`"ok":true}`)); {
 			k, err := c.Read(buf[n:])
 			if err != nil {
 				b.Fatal(err)
@@ -73,7 +110,23 @@ func BenchmarkShortAnswer(b *testing.B) {
 			n += k
 		}
 	}
+	b.ReportMetric(float64(processorTime()-began)/float64(n), "cpu-ns/op")
 	c.Close()
 	s.Shutdown(b.Context())
 	replica.Close()
+}
+
+// noChecks is told of prompts and does nothing.
+type noChecks struct{}
+
+func (*noChecks) Counted(*Model, *Replica, int, int, []byte)              {}
+func (*noChecks) Sampled(*Model, *Replica, prompt.Kind, []byte, []uint32) {}
+
+// processorTime is what this process has used.
+func processorTime() time.Duration {
+	var t unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &t); err != nil {
+		panic(err)
+	}
+	return time.Duration(t.Nano())
 }

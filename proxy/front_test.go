@@ -335,7 +335,7 @@ func TestTonguesAreCounted(t *testing.T) {
 		io.Copy(io.Discard, b)
 		b.Close()
 	}
-	eventually(t, 5*time.Second, "all are counted", func() bool {
+	eventually(t, 20*time.Second, "all are counted", func() bool {
 		m := r.reasons()
 		return m["http2"] == 2 && m["tls"] == 1
 	})
@@ -424,7 +424,7 @@ func TestTonguesCutAnswer(t *testing.T) {
 				if to.http == "2" && err != nil && !strings.Contains(err.Error(), "INTERNAL_ERROR") {
 					t.Errorf("the stream ends with %v", err)
 				}
-				eventually(t, 5*time.Second, "it is counted", func() bool { return r.outcome("engine_broke") == 1 })
+				eventually(t, 20*time.Second, "it is counted", func() bool { return r.outcome("engine_broke") == 1 })
 			})
 		}
 	}
@@ -538,7 +538,7 @@ func TestTonguesClientLeaves(t *testing.T) {
 					t.Errorf("the engine's connection closed after %v", d)
 				}
 				<-ended
-				eventually(t, 5*time.Second, "it is counted", func() bool { return r.outcome("client_left") == 1 })
+				eventually(t, 20*time.Second, "it is counted", func() bool { return r.outcome("client_left") == 1 })
 			})
 		}
 	}
@@ -625,7 +625,7 @@ func TestTonguesStalledClient(t *testing.T) {
 			case <-time.After(20 * time.Second):
 				t.Fatal("the engine's connection stays open")
 			}
-			eventually(t, 5*time.Second, "it is counted", func() bool { return r.outcome("client_stalled") == 1 })
+			eventually(t, 20*time.Second, "it is counted", func() bool { return r.outcome("client_stalled") == 1 })
 			if _, err := io.Copy(io.Discard, resp.Body); err == nil {
 				t.Error("the cut answer ends like a whole one")
 			}
@@ -802,7 +802,7 @@ func TestTLSHandshake(t *testing.T) {
 	if _, err := tls.Dial("tcp", addr, &tls.Config{InsecureSkipVerify: true, MaxVersion: tls.VersionTLS11}); err == nil {
 		t.Error("TLS 1.1 is spoken")
 	}
-	eventually(t, 5*time.Second, "all connections close", func() bool { return r.s.Datapath().Connections == 0 })
+	eventually(t, 20*time.Second, "all connections close", func() bool { return r.s.Datapath().Connections == 0 })
 }
 
 // TestTLSMalformed: a malformed request gets the very answer that it gets

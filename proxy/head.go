@@ -51,7 +51,7 @@ const (
 	fieldHost
 	fieldExpect
 	fieldRequestID
-	fieldReplica
+	fieldOwn // those of answers that are the agent's own to give
 	fieldAuthorization
 	fieldAPIKey
 	fieldContentEncoding
@@ -89,8 +89,8 @@ func fieldOf(name []byte) field {
 		return fieldExpect
 	case "x-request-id":
 		return fieldRequestID
-	case "x-inferrail-replica":
-		return fieldReplica
+	case "x-inferrail-replica", "x-inferrail-prompt-tokens":
+		return fieldOwn
 	case "authorization":
 		return fieldAuthorization
 	case "x-api-key":
@@ -434,7 +434,7 @@ func (h *responseHead) appendTo(dst []byte, to asClient) []byte {
 			if to.http10 || h.body != bodyChunked || to.reframed {
 				continue
 			}
-		case fieldHop, fieldConnection, fieldTransferEncoding, fieldContentLength, fieldRequestID, fieldReplica:
+		case fieldHop, fieldConnection, fieldTransferEncoding, fieldContentLength, fieldRequestID, fieldOwn:
 			continue
 		}
 		if h.options.has(f.name) {

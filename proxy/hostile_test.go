@@ -71,7 +71,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 	for range 3 {
 		clients = append(clients, r.dial())
 	}
-	eventually(t, 5*time.Second, "three are there", func() bool { return r.s.Datapath().Connections == 3 })
+	eventually(t, 20*time.Second, "three are there", func() bool { return r.s.Datapath().Connections == 3 })
 	one := r.dial()
 	if resp, body := one.answer(); resp.StatusCode != 503 || resp.Header.Get("Retry-After") == "" || !strings.Contains(body, "as many connections as it may") {
 		t.Errorf("one too many: %d %q", resp.StatusCode, body)
@@ -81,7 +81,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 		t.Errorf("%v are counted", n)
 	}
 	clients[0].Close()
-	eventually(t, 5*time.Second, "one has left", func() bool { return r.s.Datapath().Connections == 2 })
+	eventually(t, 20*time.Second, "one has left", func() bool { return r.s.Datapath().Connections == 2 })
 	again := r.dial()
 	again.send(post(hello))
 	if resp, _ := again.answer(); resp.StatusCode != 200 {
@@ -102,7 +102,7 @@ func TestBodiesAreBounded(t *testing.T) {
 		c.send(strings.Repeat("x", 1<<20))
 		slow = append(slow, c)
 	}
-	eventually(t, 5*time.Second, "they hold 3 MiB", func() bool { return r.s.buffered.Load() >= 3<<20 })
+	eventually(t, 20*time.Second, "they hold 3 MiB", func() bool { return r.s.buffered.Load() >= 3<<20 })
 	go io.WriteString(slow[0].TCPConn, strings.Repeat("x", 3<<20))
 	if resp, body := slow[0].answer(); resp.StatusCode != 503 || !strings.Contains(body, "as many request bodies as it may") {
 		t.Errorf("too much: %d %q", resp.StatusCode, body)
@@ -115,7 +115,7 @@ func TestBodiesAreBounded(t *testing.T) {
 	for _, c := range slow {
 		c.Close()
 	}
-	eventually(t, 5*time.Second, "all is given back", func() bool { return r.s.buffered.Load() == 0 })
+	eventually(t, 20*time.Second, "all is given back", func() bool { return r.s.buffered.Load() == 0 })
 }
 
 // TestHostileRequests: what would cost much is refused early, in bounded time,

@@ -265,7 +265,7 @@ func TestHTTP2Streams(t *testing.T) {
 		t.Errorf("one stream too many gets %q", told)
 	}
 	clients[1].WriteRSTStream(1, http2.ErrCodeCancel)
-	eventually(t, 5*time.Second, "the stream that left is over", func() bool { return r.outcome("client_left") == 1 })
+	eventually(t, 20*time.Second, "the stream that left is over", func() bool { return r.outcome("client_left") == 1 })
 	letGo()
 	var wg sync.WaitGroup
 	for n, c := range clients {
@@ -316,7 +316,7 @@ func TestHTTP2ClientLeaves(t *testing.T) {
 			if d := <-noticed; d > soon {
 				t.Errorf("the engine's connection closed after %v", d)
 			}
-			eventually(t, 5*time.Second, "it is counted", func() bool { return r.outcome("client_left") == 1 })
+			eventually(t, 20*time.Second, "it is counted", func() bool { return r.outcome("client_left") == 1 })
 		})
 	}
 }
@@ -466,7 +466,7 @@ func TestHTTP2DrainWithinBody(t *testing.T) {
 	r := newRig(t, Limits{}, nil, newRawEngine(t, storyEngine).url())
 	c := dialFrames(t, r.addr).open()
 	c.ask(1, "-", chat...)
-	eventually(t, 5*time.Second, "the stream is open", func() bool { return r.s.stats.running.Load() == 1 })
+	eventually(t, 20*time.Second, "the stream is open", func() bool { return r.s.stats.running.Load() == 1 })
 	down := make(chan error, 1)
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)

@@ -131,7 +131,7 @@ func TestRequestsPerMinute(t *testing.T) {
 			t.Errorf("retry after %q seconds", s)
 		}
 	}
-	eventually(t, time.Second, "it is counted", func() bool { return r.outcome("over_rate") == 1 })
+	eventually(t, 20*time.Second, "it is counted", func() bool { return r.outcome("over_rate") == 1 })
 	k.Budget.SetRates(policy.Rates{Requests: 1000}, time.Now())
 	before := k.left().Requests.Remaining
 	r.s.SetFleet(&Fleet{Models: map[string]*Model{"m": {Name: "m"}}})
@@ -139,7 +139,7 @@ func TestRequestsPerMinute(t *testing.T) {
 	if resp, _ := c.answer(); resp.StatusCode != 503 {
 		t.Errorf("got %d", resp.StatusCode)
 	}
-	eventually(t, time.Second, "a request without an engine is given back", func() bool { return k.left().Requests.Remaining >= before })
+	eventually(t, 20*time.Second, "a request without an engine is given back", func() bool { return k.left().Requests.Remaining >= before })
 }
 
 // TestTokensPerMinute: tokens are reserved, and settled by what the engine has
@@ -173,7 +173,7 @@ func TestTokensPerMinute(t *testing.T) {
 			counts := func(kind string) int64 {
 				return int64(counted(r.s.stats.keyTokens, func(name, value string) bool { return name == "kind" && value == kind }))
 			}
-			eventually(t, 5*time.Second, fmt.Sprintf("%+v are counted", want), func() bool {
+			eventually(t, 20*time.Second, fmt.Sprintf("%+v are counted", want), func() bool {
 				return policy.Charge{Input: counts("prompt"), Output: counts("completion")} == want
 			})
 			// The budget has filled up again a little.
@@ -223,7 +223,7 @@ func TestTokensRunOut(t *testing.T) {
 		t.Helper()
 		c.send(post(body, "Authorization: Bearer K\r\n"))
 		resp, _ := c.answer()
-		eventually(t, time.Second, "nothing runs", func() bool { return r.s.Datapath().Running == 0 })
+		eventually(t, 20*time.Second, "nothing runs", func() bool { return r.s.Datapath().Running == 0 })
 		return resp.StatusCode
 	}
 	if got := status(`{"model":"m","max_tokens":900}`); got != 200 {
@@ -343,13 +343,13 @@ func TestBuffersAreCounted(t *testing.T) {
 	c := r.dial()
 	for range 3 {
 		c.send(post(hello))
-		eventually(t, 5*time.Second, "it is at the engine", func() bool { return r.replicas[0].InFlight() == 1 })
+		eventually(t, 20*time.Second, "it is at the engine", func() bool { return r.replicas[0].InFlight() == 1 })
 		if n := r.s.buffered.Load(); n < int64(len(hello)) || n > smallBody {
 			t.Errorf("%d bytes are counted", n)
 		}
 		release <- struct{}{}
 		c.answer()
-		eventually(t, 5*time.Second, "it is over", func() bool { return r.replicas[0].InFlight() == 0 })
+		eventually(t, 20*time.Second, "it is over", func() bool { return r.replicas[0].InFlight() == 0 })
 	}
 	if n := r.s.buffered.Load(); n != 0 {
 		t.Errorf("%d bytes are counted at the end", n)

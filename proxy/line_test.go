@@ -64,7 +64,7 @@ func (r *rig) ask(want ...int) *client {
 func (r *rig) places(want ...int) {
 	r.t.Helper()
 	t := r.t.(*testing.T)
-	eventually(t, 5*time.Second, "inside and in line as wanted", func() bool {
+	eventually(t, 20*time.Second, "inside and in line as wanted", func() bool {
 		for i, replica := range r.replicas {
 			if replica.InFlight() != want[2*i] || replica.Pending() != want[2*i+1] {
 				return false

@@ -123,7 +123,7 @@ func TestName(t *testing.T) {
 	}
 	r.replicas[0].age()
 	ask()
-	eventually(t, 5*time.Second, "the name is looked up again", func() bool { return names.asked.Load() > asked })
+	eventually(t, 20*time.Second, "the name is looked up again", func() bool { return names.asked.Load() > asked })
 
 	// A name server that does not answer keeps no request waiting.
 	names.mute.Store(true)
@@ -146,9 +146,9 @@ func TestNameUnknown(t *testing.T) {
 		r := names.of(newRig(t, Limits{ConnectTimeout: time.Minute}, nil, "http://engine.test:1"))
 		c := r.dial()
 		c.send(post(hello))
-		eventually(t, 5*time.Second, "the name is asked for", func() bool { return names.asked.Load() > 0 })
+		eventually(t, 20*time.Second, "the name is asked for", func() bool { return names.asked.Load() > 0 })
 		c.Close()
-		eventually(t, time.Second, "it ends", func() bool { return r.outcome("client_left") == 1 })
+		eventually(t, 20*time.Second, "it ends", func() bool { return r.outcome("client_left") == 1 })
 	})
 	t.Run("no answer", func(t *testing.T) {
 		good := newRawEngine(t, answering(fixed("ok")))
@@ -167,7 +167,7 @@ func TestNameUnknown(t *testing.T) {
 		before := names.asked.Load()
 		c := r.dial()
 		c.send(post(hello))
-		eventually(t, 5*time.Second, "the name is asked for", func() bool { return names.asked.Load() > before })
+		eventually(t, 20*time.Second, "the name is asked for", func() bool { return names.asked.Load() > before })
 		r.replicas[0].Close()
 		if resp, body := c.answer(); resp.StatusCode != 502 {
 			t.Errorf("got %d %q", resp.StatusCode, body)

@@ -98,9 +98,10 @@ func (s *stats) forget(model string) {
 	}
 }
 
-// finished counts an exchange that is over.
+// finished counts an exchange that is over. Once it does not run any more all of
+// it is counted.
 func (s *stats) finished(x *exchange, f failure, u usage, known bool) {
-	s.running.Add(-1)
+	defer s.running.Add(-1)
 	model := "none"
 	if x.model != nil {
 		model = x.model.Name

@@ -29,12 +29,13 @@ const sampleOneIn = 1000
 type prompts struct {
 	pool   *prompt.Pool
 	checks PromptChecks // nil for none
+	oneIn  uint32       // responses for one that is sampled
 }
 
 // SetPrompts lets requests' prompts be followed from now on, by the Prompts of
 // their Model. The pool must outlive the server. checks may be nil.
 func (s *Server) SetPrompts(pool *prompt.Pool, checks PromptChecks) {
-	s.prompts.Store(&prompts{pool, checks})
+	s.prompts.Store(&prompts{pool, checks, sampleOneIn})
 }
 
 // promptKind returns what rules the prompt of a request to path follows.
@@ -67,6 +68,12 @@ func (x *exchange) readPrompt() {
 	x.promptTook = time.Since(began)
 	x.promptReason, x.promptTokens = x.prompt.Reason, 0
 	x.followed = true
+	// As long as the engine is waited for it is held as the body is. What a
+	// worker that is late holds is the pool's, which has few.
+	if n := x.prompt.Memory(); n > smallBody {
+		x.held += n
+		x.c.s.buffered.Add(n)
+	}
 	if x.promptReason == prompt.Exact {
 		x.promptTokens = x.prompt.Tokens()
 		x.extra = append(x.extra, "x-inferrail-prompt-tokens: "...)
@@ -76,8 +83,8 @@ func (x *exchange) readPrompt() {
 
 // samplePrompt lets a prompt that an engine has taken be checked, now and then.
 func (x *exchange) samplePrompt() {
-	if x.followed && x.promptReason == prompt.Exact && x.status == http.StatusOK && rand.Uint32N(sampleOneIn) == 0 {
-		if p := x.c.s.prompts.Load(); p.checks != nil {
+	if x.followed && x.promptReason == prompt.Exact && x.status == http.StatusOK {
+		if p := x.c.s.prompts.Load(); p.checks != nil && rand.Uint32N(p.oneIn) == 0 {
 			p.checks.Sampled(x.model, x.replica, promptKind(x.path), x.body, x.prompt.IDs)
 		}
 	}

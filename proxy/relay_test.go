@@ -116,7 +116,7 @@ func randomResponses(t *testing.T, joiner Joiner, clients, each int) *rig {
 		})
 	}
 	wg.Wait()
-	eventually(t, time.Second, "all are counted", func() bool { return r.s.Datapath().Running == 0 })
+	eventually(t, 20*time.Second, "all are counted", func() bool { return r.s.Datapath().Running == 0 })
 	return r
 }
 
@@ -323,7 +323,7 @@ func TestUsageIsCounted(t *testing.T) {
 	}
 	f := func(want float64, name string, labels ...string) {
 		t.Helper()
-		eventually(t, time.Second, fmt.Sprint(name, labels, " is ", want, ", not ", value(name, labels...)), func() bool {
+		eventually(t, 20*time.Second, fmt.Sprint(name, labels, " is ", want, ", not ", value(name, labels...)), func() bool {
 			return value(name, labels...) == want
 		})
 	}
@@ -359,7 +359,7 @@ func TestCountsAreLive(t *testing.T) {
 		c.send(post(hello))
 		const size = uint64(chunks * len("9\r\ndata: x\n\n\r\n"))
 		var d Datapath
-		eventually(t, 5*time.Second, "all chunks are counted", func() bool {
+		eventually(t, 20*time.Second, "all chunks are counted", func() bool {
 			d = r.s.Datapath()
 			return d.CopiedChunks+d.KernelChunks == chunks && d.CopiedBytes+d.KernelBytes == size
 		})
@@ -375,7 +375,7 @@ func TestCountsAreLive(t *testing.T) {
 		}
 		close(end)
 		c.answer()
-		eventually(t, time.Second, "the response is over", func() bool { return r.s.Datapath().Running == 0 })
+		eventually(t, 20*time.Second, "the response is over", func() bool { return r.s.Datapath().Running == 0 })
 		if d := r.s.Datapath(); d.CopiedChunks+d.KernelChunks != chunks+1 || d.CopiedBytes+d.KernelBytes != size+uint64(len("0\r\n\r\n")) {
 			t.Errorf("in the end: %+v", d)
 		}
@@ -436,7 +436,10 @@ type fakeKernel struct {
 
 func newFakeKernel(t *testing.T) *fakeKernel {
 	k := &fakeKernel{t: t, entered: map[uint32]int{}, splices: map[*fakeSplice]bool{}}
+	patience := strayTime
+	strayTime = time.Hour // on a busy machine this kernel leaves bytes for as long as it does not run
 	t.Cleanup(func() {
+		strayTime = patience
 		k.wg.Wait()
 		k.mu.Lock()
 		defer k.mu.Unlock()
@@ -680,7 +683,7 @@ func TestWhyNotSpliced(t *testing.T) {
 			} else {
 				c.answer()
 			}
-			eventually(t, time.Second, "it is counted", func() bool { return len(r.s.Datapath().Responses) > 0 })
+			eventually(t, 20*time.Second, "it is counted", func() bool { return len(r.s.Datapath().Responses) > 0 })
 			if d := r.s.Datapath().Responses; len(d) != 1 || d[0] != (TierCount{"copy", want, 1}) {
 				t.Errorf("%+v", d)
 			}
@@ -718,7 +721,7 @@ func TestClientLeavesWhileTheKernelCarries(t *testing.T) {
 		io.ReadFull(c.br, make([]byte, 300))
 		c.Close()
 	}
-	eventually(t, time.Second, "nothing is in flight", func() bool { return r.replicas[0].InFlight() == 0 })
+	eventually(t, 20*time.Second, "nothing is in flight", func() bool { return r.replicas[0].InFlight() == 0 })
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.parted != 20 {

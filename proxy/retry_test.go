@@ -192,9 +192,9 @@ func TestAttemptsEnd(t *testing.T) {
 		r := newRig(t, Limits{Backoff: time.Minute}, nil, refusing(t))
 		c := r.dial()
 		c.send(post(hello))
-		eventually(t, time.Second, "it pauses", func() bool { return r.retries() == 1 })
+		eventually(t, 20*time.Second, "it pauses", func() bool { return r.retries() == 1 })
 		c.Close()
-		eventually(t, time.Second, "it ends", func() bool { return r.outcome("client_left") == 1 })
+		eventually(t, 20*time.Second, "it ends", func() bool { return r.outcome("client_left") == 1 })
 	})
 }
 
@@ -222,7 +222,7 @@ func TestEvacuation(t *testing.T) {
 		c.send(post(hello))
 		waiting = append(waiting, c)
 	}
-	eventually(t, time.Second, "all are there", func() bool { return hung.accepted() == 6 })
+	eventually(t, 20*time.Second, "all are there", func() bool { return hung.accepted() == 6 })
 
 	fleet := r.s.fleet.Load()
 	alone := *fleet.Listed[0]
@@ -264,7 +264,7 @@ func TestPlaces(t *testing.T) {
 		c := r.dial()
 		c.send(post(hello))
 		clients = append(clients, c)
-		eventually(t, time.Second, "it has its place", func() bool {
+		eventually(t, 20*time.Second, "it has its place", func() bool {
 			return r.replicas[0].InFlight() == min(i+1, 2) && r.replicas[0].Pending() == max(i-1, 0)
 		})
 	}
@@ -274,7 +274,7 @@ func TestPlaces(t *testing.T) {
 		t.Errorf("one too many: %d %q", resp.StatusCode, body)
 	}
 	clients[3].Close() // gives up its place in line
-	eventually(t, time.Second, "its place is free", func() bool { return r.replicas[0].Pending() == 2 })
+	eventually(t, 20*time.Second, "its place is free", func() bool { return r.replicas[0].Pending() == 2 })
 	close(release)
 	for _, i := range []int{0, 1, 2, 4} {
 		if resp, body := clients[i].answer(); resp.StatusCode != 200 || body != "ok" {
@@ -378,7 +378,7 @@ func TestFailsOnce(t *testing.T) {
 	c := r.dial()
 	c.send(post(hello))
 	io.Copy(io.Discard, c.br)
-	eventually(t, 5*time.Second, "it is over", func() bool { return r.outcome("engine_broke") == 1 })
+	eventually(t, 20*time.Second, "it is over", func() bool { return r.outcome("engine_broke") == 1 })
 	if n := r.replicas[0].Failures(); n != 1 {
 		t.Errorf("%d failures are counted", n)
 	}
@@ -404,7 +404,7 @@ func TestEvacuationToOneThatFailed(t *testing.T) {
 	r := newRig(t, Limits{Backoff: time.Millisecond}, nil, flaky.url(), hung.url()).ordered()
 	c := r.dial()
 	c.send(post(hello))
-	eventually(t, 5*time.Second, "it waits at the other", func() bool { return hung.accepted() == 1 && r.replicas[1].InFlight() == 1 })
+	eventually(t, 20*time.Second, "it waits at the other", func() bool { return hung.accepted() == 1 && r.replicas[1].InFlight() == 1 })
 	r.replicas[1].Evacuate()
 	if resp, body := c.answer(); resp.StatusCode != 200 || body != "ok" {
 		t.Errorf("got %d %q", resp.StatusCode, body)
@@ -422,7 +422,7 @@ func TestStatus500SaysNothing(t *testing.T) {
 	if resp, body := c.answer(); resp.StatusCode != 500 || body != "no" {
 		t.Errorf("got %d %q", resp.StatusCode, body)
 	}
-	eventually(t, time.Second, "it is over", func() bool { return r.replicas[0].InFlight() == 0 })
+	eventually(t, 20*time.Second, "it is over", func() bool { return r.replicas[0].InFlight() == 0 })
 	if n := r.replicas[0].Failures(); n != 2 {
 		t.Errorf("%d failures in a row", n)
 	}
@@ -438,7 +438,7 @@ func TestDepartedModelsAreForgotten(t *testing.T) {
 	series := func() float64 {
 		return counted(r.s.stats.requests, func(name, value string) bool { return name == "model" && value == "m" })
 	}
-	eventually(t, time.Second, "it is counted", func() bool { return series() == 1 })
+	eventually(t, 20*time.Second, "it is counted", func() bool { return series() == 1 })
 	r.s.SetFleet(&Fleet{})
 	if series() != 0 {
 		t.Error("the model that has left is still counted")

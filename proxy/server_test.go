@@ -419,7 +419,7 @@ func TestAnnouncedBodiesCostNothing(t *testing.T) {
 			r.dial().send("POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + head + "{")
 		}
 	}
-	eventually(t, time.Second, "all have begun", func() bool { return r.s.Datapath().Running == 40 })
+	eventually(t, 20*time.Second, "all have begun", func() bool { return r.s.Datapath().Running == 40 })
 	time.Sleep(10 * time.Millisecond)
 	runtime.ReadMemStats(&after)
 	if grown := int64(after.TotalAlloc) - int64(before.TotalAlloc); grown > 40<<20 {
@@ -453,7 +453,7 @@ func TestShutdown(t *testing.T) {
 		t.Fatal(err)
 	}
 	waiting.send(post(hello))
-	eventually(t, time.Second, "both requests are at the engine", func() bool { return e.accepted() == 2 })
+	eventually(t, 20*time.Second, "both requests are at the engine", func() bool { return e.accepted() == 2 })
 
 	down := make(chan error, 1)
 	go func() { down <- r.shutdown(10 * time.Second) }()
@@ -505,7 +505,7 @@ func TestShutdownCuts(t *testing.T) {
 		c.send(request)
 		clients = append(clients, c)
 	}
-	eventually(t, time.Second, "all have begun", func() bool { return e.accepted() == 2 && r.s.Datapath().Running == 4 })
+	eventually(t, 20*time.Second, "all have begun", func() bool { return e.accepted() == 2 && r.s.Datapath().Running == 4 })
 	began := time.Now()
 	if err := r.shutdown(50 * time.Millisecond); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("Shutdown: %v", err)
@@ -626,7 +626,7 @@ func TestShutdownLameDuck(t *testing.T) {
 	began := time.Now()
 	down := make(chan error, 1)
 	go func() { down <- r.shutdown(10 * time.Second) }()
-	eventually(t, 5*time.Second, "the server drains", func() bool { return r.s.draining.Load() })
+	eventually(t, 20*time.Second, "the server drains", func() bool { return r.s.draining.Load() })
 	idle.send("GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
 	if resp, _ := idle.answer(); resp.StatusCode != 200 || !resp.Close {
 		t.Errorf("status %d, close %v", resp.StatusCode, resp.Close)
@@ -671,7 +671,7 @@ func TestShutdownServesTheQueue(t *testing.T) {
 	}
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(l) }()
-	eventually(t, 5*time.Second, "the listener is served", func() bool {
+	eventually(t, 20*time.Second, "the listener is served", func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return len(s.listeners) == 1

@@ -186,7 +186,7 @@ func TestEngineBreaks(t *testing.T) {
 			if err == nil && (told == nil || bytes.Contains(all, []byte("\r\n0\r\n"))) {
 				t.Errorf("the client got %q and a clean end", all)
 			}
-			eventually(t, time.Second, "the failure is counted", func() bool { return r.outcome(outcome) == 1 })
+			eventually(t, 20*time.Second, "the failure is counted", func() bool { return r.outcome(outcome) == 1 })
 		})
 	}
 	f("events, FIN", chunkedHead+chunk("data: x\n\n"), false, "engine_broke")
@@ -255,7 +255,7 @@ func TestConnecting(t *testing.T) {
 		r := newRig(t, Limits{}, nil, "http://"+full)
 		c := r.dial()
 		c.send(post(hello))
-		eventually(t, time.Second, "it is in flight", func() bool { return r.replicas[0].InFlight() == 1 })
+		eventually(t, 20*time.Second, "it is in flight", func() bool { return r.replicas[0].InFlight() == 1 })
 		c.Close()
 		eventually(t, 100*time.Millisecond, "the exchange ends", func() bool { return r.replicas[0].InFlight() == 0 })
 	})
@@ -284,7 +284,7 @@ func TestRequestTimeout(t *testing.T) {
 	if resp, body := c.answer(); resp.StatusCode != 504 || !strings.Contains(body, "GatewayTimeoutError") {
 		t.Errorf("got %d %s", resp.StatusCode, body)
 	}
-	eventually(t, time.Second, "it is counted", func() bool { return r.outcome("engine_timeout") == 1 })
+	eventually(t, 20*time.Second, "it is counted", func() bool { return r.outcome("engine_timeout") == 1 })
 }
 
 // TestEarlyRefusal: an engine that answers before it has read a large body is

@@ -56,7 +56,7 @@ func TestFaults(t *testing.T) {
 		t.Fatalf("running %d, want the stalled one", s.Running())
 	}
 	res.Body.Close()
-	eventually(t, time.Second, "stalled one gone", func() bool { return s.Running() == 0 })
+	eventually(t, 20*time.Second, "stalled one gone", func() bool { return s.Running() == 0 })
 
 	for _, size := range []int{10, 5000, 3 << 20} {
 		body := fmt.Sprintf(`{"messages":[],"vllm_xargs":{"sim":{"body_bytes":%d}}}`, size)
@@ -127,7 +127,7 @@ func TestAnswersThatFail(t *testing.T) {
 					t.Errorf("%s by %s: no %q in %q", c.fault, how, want, head)
 				}
 			}
-			eventually(t, 5*time.Second, "the request is over", func() bool { return s.Running() == 0 && s.Load() == Load{} })
+			eventually(t, 20*time.Second, "the request is over", func() bool { return s.Running() == 0 && s.Load() == Load{} })
 		}
 		// A file of faults is the same as that text in a request.
 		s := start(t, Config{ZeroLatency: true})
@@ -174,13 +174,13 @@ func TestHang(t *testing.T) {
 		t.Fatal(err)
 	}
 	io.WriteString(c, "POST /v1/completions HTTP/1.1\r\nHost: sim\r\nContent-Length: 14\r\n\r\n{\"prompt\":\"x\"}")
-	eventually(t, 5*time.Second, "it runs", func() bool { return s.Running() == 1 })
+	eventually(t, 20*time.Second, "it runs", func() bool { return s.Running() == 1 })
 	c.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
 	if n, err := c.Read(make([]byte, 1)); n > 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("%d bytes, %v", n, err)
 	}
 	c.Close()
-	eventually(t, 5*time.Second, "it does not", func() bool { return s.Running() == 0 && s.Aborted() == 1 })
+	eventually(t, 20*time.Second, "it does not", func() bool { return s.Running() == 0 && s.Aborted() == 1 })
 }
 
 func TestHealthFails(t *testing.T) {

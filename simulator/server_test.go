@@ -37,7 +37,7 @@ func start(t testing.TB, cfg Config) *Server {
 func client(t testing.TB) *http.Client {
 	transport := &http.Transport{MaxIdleConnsPerHost: 1000}
 	t.Cleanup(transport.CloseIdleConnections)
-	return &http.Client{Transport: transport, Timeout: 20 * time.Second}
+	return &http.Client{Transport: transport, Timeout: time.Minute}
 }
 
 func post(t testing.TB, c *http.Client, s *Server, path, body string) *http.Response {
@@ -296,7 +296,7 @@ func TestTimes(t *testing.T) {
 	if d := time.Since(began); d < 300*time.Millisecond {
 		t.Errorf("held head after %v, want 300 ms", d)
 	}
-	eventually(t, time.Second, "three finished", func() bool { return s.Finished() == 3 && s.Running() == 0 && s.Aborted() == 0 })
+	eventually(t, 20*time.Second, "three finished", func() bool { return s.Finished() == 3 && s.Running() == 0 && s.Aborted() == 0 })
 }
 
 // TestClientLeaves: the slot of a client that leaves is free at once, for the
@@ -315,9 +315,9 @@ func TestClientLeaves(t *testing.T) {
 	}
 	for _, body := range []string{`{"prompt":"x","stream":true}`, `{"prompt":"x"}`} {
 		first := leave(body)
-		eventually(t, time.Second, "first runs", func() bool { return s.Load().Running == 1 })
+		eventually(t, 20*time.Second, "first runs", func() bool { return s.Load().Running == 1 })
 		second := leave(`{"prompt":"y","max_tokens":1}`)
-		eventually(t, time.Second, "second waits", func() bool { return s.Load().Waiting == 1 })
+		eventually(t, 20*time.Second, "second waits", func() bool { return s.Load().Waiting == 1 })
 		began := time.Now()
 		first.Close()
 		status, err := bufio.NewReader(second).ReadString('\n')
@@ -328,7 +328,7 @@ func TestClientLeaves(t *testing.T) {
 			t.Errorf("the next answer came after %v, want about 1 ms", d)
 		}
 		second.Close()
-		eventually(t, time.Second, "nothing left", func() bool { return s.Running() == 0 && s.Load() == Load{} })
+		eventually(t, 20*time.Second, "nothing left", func() bool { return s.Running() == 0 && s.Load() == Load{} })
 	}
 	if s.Aborted() != 2 || s.Finished() != 2 {
 		t.Errorf("aborted %d, finished %d, want 2 and 2", s.Aborted(), s.Finished())
@@ -370,7 +370,7 @@ func TestClientReadsNothing(t *testing.T) {
 	if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, 2*time.Second, "aborted", func() bool { return s.Running() == 0 && s.Aborted() == 1 })
+	eventually(t, 20*time.Second, "aborted", func() bool { return s.Running() == 0 && s.Aborted() == 1 })
 }
 
 // TestLongTokens: an event longer than net/http's buffer is still one chunk.
@@ -386,7 +386,9 @@ func TestLongTokens(t *testing.T) {
 // TestManyLeave: a thousand streams, cut at once, leave nothing behind.
 func TestManyLeave(t *testing.T) {
 	before := runtime.NumGoroutine()
-	s, err := Start(Config{PrefillD: 1, TimePerOutputToken: 20 * time.Millisecond, MaxNumSeqs: 2000})
+	// Faster ones would take a busy machine all its time, and leave it none to
+	// begin and to end them.
+	s, err := Start(Config{PrefillD: 1, TimePerOutputToken: 250 * time.Millisecond, MaxNumSeqs: 2000})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -398,11 +400,11 @@ func TestManyLeave(t *testing.T) {
 		}
 		fmt.Fprintf(conns[i], "POST /v1/completions HTTP/1.1\r\nHost: sim\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
 	}
-	eventually(t, 10*time.Second, "all run", func() bool { return s.Load().Running == len(conns) })
+	eventually(t, time.Minute, "all run", func() bool { return s.Load().Running == len(conns) })
 	for _, c := range conns[:500] {
 		c.Close()
 	}
-	eventually(t, 5*time.Second, "half run", func() bool { return s.Running() == 500 && s.Load().Running == 500 })
+	eventually(t, time.Minute, "half run", func() bool { return s.Running() == 500 && s.Load().Running == 500 })
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -412,7 +414,7 @@ func TestManyLeave(t *testing.T) {
 	for _, c := range conns[500:] {
 		c.Close()
 	}
-	eventually(t, 2*time.Second, "no goroutine left", func() bool { return runtime.NumGoroutine() <= before })
+	eventually(t, 20*time.Second, "no goroutine left", func() bool { return runtime.NumGoroutine() <= before })
 }
 
 func TestIdleConnectionIsClosed(t *testing.T) {
@@ -435,8 +437,8 @@ func TestMetrics(t *testing.T) {
 	s, c := start(t, Config{PrefillD: 1, TimePerOutputToken: time.Hour, BlockSize: 10, NumGPUBlocks: 10}), client(t)
 	readAll(t, post(t, c, s, "/v1/completions", `{"prompt":"one two three","max_tokens":1}`))
 	post(t, c, s, "/v1/completions", `{"prompt":[1,2,3,4,5,6,7,8,9],"stream":true}`)
-	eventually(t, time.Second, "the first token of the second", func() bool { return s.Load().Tokens == 10 })
-	eventually(t, time.Second, "its event", func() bool {
+	eventually(t, 20*time.Second, "the first token of the second", func() bool { return s.Load().Tokens == 10 })
+	eventually(t, 20*time.Second, "its event", func() bool {
 		res, err := c.Get(s.URL() + "/metrics")
 		if err != nil {
 			t.Fatal(err)
@@ -493,7 +495,7 @@ func TestManyStreams(t *testing.T) {
 		})
 	}
 	all.Wait()
-	eventually(t, time.Second, "all finished", func() bool { return s.Finished() == 200 && s.Load() == Load{} })
+	eventually(t, 20*time.Second, "all finished", func() bool { return s.Finished() == 200 && s.Load() == Load{} })
 }
 
 func TestConfigFailure(t *testing.T) {

@@ -49,10 +49,10 @@ func TestDatapathInterfacesComeAndGo(t *testing.T) {
 					l.join(l.client, "y0", l.proxy, "x0", "3", 0, false)
 					l.check(netns.Set(l.client))
 				})
-				l.eventually(3*time.Second, func() bool { return attached("x0") },
+				l.eventually(20*time.Second, func() bool { return attached("x0") },
 					func() string { return fmt.Sprintf("x0 is not attached to: %+v", n.datapath()) })
 				good := load("10.9.3.1:8080")
-				if d := n.datapath(); good != 50 || d.Kernel.Ended < before+40 {
+				if d := n.settled(); good != 50 || d.Kernel.Ended < before+40 {
 					t.Errorf("round %d: %d of 50 responses, %d ended in the kernel", round, good, d.Kernel.Ended-before)
 				}
 				// Once while the kernel carries a response over it.
@@ -65,7 +65,7 @@ func TestDatapathInterfacesComeAndGo(t *testing.T) {
 					l.check(err)
 					l.check(netlink.LinkDel(link))
 				})
-				l.eventually(3*time.Second, func() bool { return !attached("x0") },
+				l.eventually(20*time.Second, func() bool { return !attached("x0") },
 					func() string { return fmt.Sprintf("x0 is still listed: %+v", n.datapath()) })
 				// Nothing reaches its client any more, nor comes from it: that
 				// is left to keep-alive.
@@ -162,7 +162,7 @@ func TestDatapathLayer3(t *testing.T) {
 			good := n.load(v.agent, 20, 10, 20*time.Second, func(k, i int) simulator.Raw {
 				return simulator.Raw{Seed: uint64(k*1000 + i), Chunks: 40, Max: 900, IntervalUS: 500}
 			})
-			d := n.datapath()
+			d := n.settled()
 			if good != 200 || d.Kernel.Ended < 150 {
 				t.Errorf("%d of 200 responses, %+v", good, d)
 			}
@@ -289,13 +289,13 @@ func TestDatapathRouteChanges(t *testing.T) {
 	l.check(err)
 	defer c.Close()
 	l.check(c.head())
-	l.eventually(5*time.Second, func() bool { return n.datapath().Now.Active == 1 }, func() string { return "not carried" })
+	l.eventually(20*time.Second, func() bool { return n.datapath().Now.Active == 1 }, func() string { return "not carried" })
 	ip(l.router, "addr add 10.9.1.253/24 dev r0")
 	ip(l.proxy, "route replace 10.9.3.0/24 via 10.9.1.253")
 	ip(l.proxy, "neigh replace 10.9.1.254 lladdr 02:00:00:00:00:99 dev p0 nud permanent")
 	c.SetReadDeadline(time.Now().Add(10 * time.Second))
 	l.check(c.rest())
-	if d := n.datapath(); d.Kernel.Ended != 1 || len(d.Kernel.Pauses) > 0 {
+	if d := n.settled(); d.Kernel.Ended != 1 || len(d.Kernel.Pauses) > 0 {
 		t.Errorf("the kernel did not carry on: %+v", d)
 	}
 }

@@ -98,7 +98,7 @@ func TestDatapathClientsLeave(t *testing.T) {
 				t.Errorf("%s: %v", how, err)
 				break
 			}
-			l.eventually(2*time.Second, func() bool { return s.Running() == 0 }, func() string {
+			l.eventually(20*time.Second, func() bool { return s.Running() == 0 }, func() string {
 				return how + ": the engine still generates"
 			})
 			took := time.Since(left)
@@ -131,7 +131,7 @@ func TestDatapathClientsLeave(t *testing.T) {
 		})
 	}
 	wait.Wait()
-	l.eventually(time.Second, func() bool { return s.Running() == 0 }, func() string {
+	l.eventually(20*time.Second, func() bool { return s.Running() == 0 }, func() string {
 		return fmt.Sprintf("the engine still generates for %d clients that have left", s.Running())
 	})
 	d := n.datapath()
@@ -187,7 +187,7 @@ func TestDatapathClientsCloseAtTheEnd(t *testing.T) {
 		})
 	}
 	wait.Wait()
-	l.eventually(2*time.Second, func() bool { return n.datapath().Running == 0 }, func() string { return "requests still run" })
+	l.eventually(20*time.Second, func() bool { return n.datapath().Running == 0 }, func() string { return "requests still run" })
 	ok, all := n.metric("inferrail_requests_total", `outcome="ok"`), n.metric("inferrail_requests_total")
 	if ok != clients*each || all != ok {
 		t.Errorf("%v of %v requests ended well, want %d: %v were left", ok, all, clients*each, n.metric("inferrail_requests_total", `outcome="client_left"`))
@@ -232,7 +232,7 @@ func TestDatapathPausingClients(t *testing.T) {
 		})
 	}
 	wait.Wait()
-	d := n.datapath()
+	d := n.settled()
 	t.Logf("%+v", d)
 	if d.Kernel.Bytes < 30*300*1500/4 {
 		t.Errorf("the kernel carried too little: %+v", d)
@@ -336,7 +336,7 @@ func TestDatapathStalledClient(t *testing.T) {
 				t.Errorf("when reading again: %v", err)
 			}
 			t.Logf("all took %v", time.Since(began))
-			l.eventually(time.Second, func() bool { return s.Running() == 0 }, func() string { return "the engine is not done" })
+			l.eventually(20*time.Second, func() bool { return s.Running() == 0 }, func() string { return "the engine is not done" })
 		})
 	}
 }
@@ -421,7 +421,7 @@ func TestDatapathEngineBreaks(t *testing.T) {
 				})
 			}
 			wait.Wait()
-			l.eventually(time.Second, func() bool { return n.metric("inferrail_requests_total", `outcome="engine_broke"`) == clients },
+			l.eventually(20*time.Second, func() bool { return n.metric("inferrail_requests_total", `outcome="engine_broke"`) == clients },
 				func() string {
 					return fmt.Sprintf("%v of %d are counted as broken", n.metric("inferrail_requests_total", `outcome="engine_broke"`), clients)
 				})
@@ -436,7 +436,7 @@ func TestDatapathEngineBreaks(t *testing.T) {
 				t.Errorf("%d of 60 responses afterwards", good)
 			}
 			// A client has its last byte before the agent has settled it.
-			l.eventually(time.Second, func() bool {
+			l.eventually(20*time.Second, func() bool {
 				d = n.datapath()
 				return d.Now.Armed+d.Now.Active+d.Now.Paused+d.Now.Ended == 0 && d.Running == 0
 			}, func() string { return fmt.Sprintf("left over: %+v", d) })
@@ -516,7 +516,7 @@ func TestDatapathKilled(t *testing.T) {
 				}
 			}
 			told := time.Since(killed)
-			l.eventually(5*time.Second, func() bool { return s.Running() == 0 },
+			l.eventually(20*time.Second, func() bool { return s.Running() == 0 },
 				func() string { return fmt.Sprintf("the engine generates for %d", s.Running()) })
 			engineTold := time.Since(killed)
 			t.Logf("clients were told within %v, the engine within %v", told, engineTold)
@@ -539,7 +539,7 @@ func TestDatapathKilled(t *testing.T) {
 					t.Errorf("the %s agent: %+v", expect.which, d)
 				}
 				good := n.load(n.addr, 20, 10, 10*time.Second, quick)
-				if d := n.datapath(); good != 200 || d.Kernel.Ended < 150 {
+				if d := n.settled(); good != 200 || d.Kernel.Ended < 150 {
 					t.Errorf("the %s agent: %d of 200 responses, %+v", expect.which, good, d)
 				}
 				n.stop()
@@ -598,7 +598,7 @@ func TestDatapathEngineRestarts(t *testing.T) {
 				}
 				t.Logf("round %d: %d connections before, %d after, %d replays", round, accepted, s.Accepted(), n.datapath().Replays)
 			}
-			if d := n.datapath(); d.Kernel.Ended < 250 || silent && d.Replays == 0 {
+			if d := n.settled(); d.Kernel.Ended < 250 || silent && d.Replays == 0 {
 				t.Errorf("%+v", d)
 			}
 		})

@@ -91,7 +91,7 @@ func TestPacketTierByteExact(t *testing.T) {
 	good := n.load(n.addr, 50, 60, 20*time.Second, func(k, i int) simulator.Raw {
 		return simulator.Raw{Seed: uint64(k*1000 + i), Chunks: 40, Max: 600, IntervalUS: 300, Split: i%3 == 0}
 	})
-	d := n.datapath()
+	d := n.settled()
 	t.Logf("%d responses, %+v", good, d)
 	if d.Kernel.Bytes == 0 || d.Kernel.Ended < uint64(good)/2 {
 		t.Errorf("the kernel carried too little: %+v", d)
@@ -128,7 +128,7 @@ func TestDatapathKeepAlive(t *testing.T) {
 	if good != connections*each {
 		t.Errorf("%d of %d responses", good, connections*each)
 	}
-	d := n.datapath()
+	d := n.settled()
 	if d.Kernel.Ended < connections*each/2 {
 		t.Errorf("the kernel ended only %d of %d responses: %+v", d.Kernel.Ended, connections*each, d)
 	}
@@ -161,7 +161,7 @@ func TestDatapathVariants(t *testing.T) {
 				}
 				return r
 			})
-			d := n.datapath()
+			d := n.settled()
 			if good != 400 || d.Kernel.Ended < 200 {
 				t.Errorf("%d of 400 responses, %+v", good, d)
 			}
@@ -179,7 +179,7 @@ func TestDatapathLoopback(t *testing.T) {
 		good := n.load(addr, 20, 20, 20*time.Second, func(k, i int) simulator.Raw {
 			return simulator.Raw{Seed: uint64(k*1000 + i), Chunks: 40, Max: 900, IntervalUS: 300}
 		})
-		if d := n.datapath(); good != 400 || d.Kernel.Ended < 200 {
+		if d := n.settled(); good != 400 || d.Kernel.Ended < 200 {
 			t.Errorf("%s: %d of 400 responses, %+v", addr, good, d)
 		}
 	}
@@ -197,7 +197,7 @@ func TestDatapathEngineBehindLoopback(t *testing.T) {
 			good := n.load(n.addr, 20, 20, 20*time.Second, func(k, i int) simulator.Raw {
 				return simulator.Raw{Seed: uint64(k*1000 + i), Chunks: 40, Max: 900, IntervalUS: 300}
 			})
-			if d := n.datapath(); good != 400 || d.Kernel.Ended < 200 {
+			if d := n.settled(); good != 400 || d.Kernel.Ended < 200 {
 				t.Errorf("%d of 400 responses, %+v", good, d)
 			}
 			n.stop()
@@ -224,7 +224,7 @@ func TestDatapathBehindDNAT(t *testing.T) {
 		}
 	}
 	// The engine is reached over IPv4, so IPv6 clients are copied to.
-	d := n.datapath()
+	d := n.settled()
 	if d.Kernel.Ended < 100 {
 		t.Errorf("the kernel ended only %d responses: %+v", d.Kernel.Ended, d)
 	}
@@ -238,7 +238,7 @@ func TestDatapathMTU(t *testing.T) {
 	good := n.load(n.addr, 20, 10, 30*time.Second, func(k, i int) simulator.Raw {
 		return simulator.Raw{Seed: uint64(k*1000 + i), Chunks: 30, Max: 20000, IntervalUS: 1000}
 	})
-	d := n.datapath()
+	d := n.settled()
 	if good != 200 || d.Kernel.Bytes < 200*30*10000/2 {
 		t.Errorf("%d of 200 responses, %+v", good, d)
 	}
@@ -255,7 +255,7 @@ func TestDatapathFarClient(t *testing.T) {
 	good := n.load(n.addr, 25, 4, 30*time.Second, func(k, i int) simulator.Raw {
 		return simulator.Raw{Seed: uint64(k*1000 + i), Chunks: 60, Max: 300, IntervalUS: 10000}
 	})
-	d := n.datapath()
+	d := n.settled()
 	t.Logf("%+v", d)
 	if good != 100 || d.Kernel.Ended < 98 {
 		t.Errorf("%d of 100 responses, %d ended in the kernel", good, d.Kernel.Ended)
@@ -280,7 +280,7 @@ func TestDatapathLoss(t *testing.T) {
 			return simulator.Raw{Seed: uint64(k*1000 + i), Chunks: 60, Max: 800, IntervalUS: 1000}
 		})
 		took[tier] = time.Since(start)
-		d := n.datapath()
+		d := n.settled()
 		t.Logf("%s: %d responses in %v, %+v", tier, good, took[tier], d)
 		if good != 800 {
 			t.Errorf("%s: %d of 800 responses", tier, good)
@@ -317,7 +317,7 @@ func TestDatapathSmallPath(t *testing.T) {
 				}
 				return simulator.Raw{Seed: uint64(k*1000 + i), Chunks: 30, Max: 6000, IntervalUS: 1000}
 			})
-			d := n.datapath()
+			d := n.settled()
 			if good != 50 {
 				t.Errorf("%d of 50 responses, %+v", good, d)
 			}

@@ -45,10 +45,10 @@ func TestDatapathSlowTokens(t *testing.T) {
 			}
 		})
 	}
-	l.eventually(2*time.Second, func() bool { return s.Running() == clients }, func() string { return "not all have begun" })
+	l.eventually(20*time.Second, func() bool { return s.Running() == clients }, func() string { return "not all have begun" })
 	n.quickProbes(1, 1, 2)
 	wait.Wait()
-	if d := n.datapath(); d.Kernel.Ended != clients || len(d.Kernel.Pauses) > 0 {
+	if d := n.settled(); d.Kernel.Ended != clients || len(d.Kernel.Pauses) > 0 {
 		t.Errorf("the kernel did not carry all of it: %+v", d)
 	}
 }
@@ -77,7 +77,7 @@ func TestDatapathClientVanishes(t *testing.T) {
 			took := l.eventually(10*time.Second, func() bool { return s.Running() == 0 },
 				func() string { return fmt.Sprintf("the engine still generates for %d: %+v", s.Running(), n.datapath()) })
 			t.Logf("noticed after %v", took)
-			l.eventually(2*time.Second, func() bool {
+			l.eventually(20*time.Second, func() bool {
 				d := n.datapath()
 				return d.Running == 0 && d.Now.Armed+d.Now.Active+d.Now.Paused+d.Now.Ended == 0
 			}, func() string { return fmt.Sprintf("left over: %+v", n.datapath()) })
@@ -145,7 +145,7 @@ func TestDatapathIdle(t *testing.T) {
 			kept++
 		}
 	}
-	d := n.datapath()
+	d := n.settled()
 	if kept < clients || d.Replays > 0 {
 		t.Errorf("of the engine connections %v only %d outlived the idle time: %+v", before, kept, d)
 	}
@@ -177,7 +177,7 @@ func TestDatapathTenMinutes(t *testing.T) {
 		}
 		return simulator.Raw{Seed: uint64(k), Chunks: max(1, int(length/gap)), Max: 400, IntervalUS: gap.Microseconds()}
 	})
-	if d := n.datapath(); good != clients || d.Kernel.Ended < clients*9/10 {
+	if d := n.settled(); good != clients || d.Kernel.Ended < clients*9/10 {
 		t.Errorf("%d of %d responses, %+v", good, clients, d)
 	}
 }
@@ -234,7 +234,7 @@ func TestDatapathUsage(t *testing.T) {
 			} {
 				var agent float64
 				// An exchange is counted just after its last byte was sent.
-				l.eventually(time.Second, func() bool {
+				l.eventually(20*time.Second, func() bool {
 					agent = n.metric("inferrail_tokens_total", `kind="`+c.kind+`"`)
 					return agent == float64(c.clients)
 				}, func() string { return fmt.Sprintf("%s tokens: clients saw %d, the agent %v", c.kind, c.clients, agent) })
@@ -245,7 +245,7 @@ func TestDatapathUsage(t *testing.T) {
 			if w := n.metric("inferrail_responses_without_usage_total"); w != 0 {
 				t.Errorf("usage was not found in %v responses", w)
 			}
-			d := n.datapath()
+			d := n.settled()
 			t.Logf("%+v", d)
 			if tier == "packet" && d.Kernel.Ended < connections*each/2 {
 				t.Errorf("the kernel carried too few: %+v", d)

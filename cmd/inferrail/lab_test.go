@@ -517,6 +517,17 @@ func (n *node) datapath() datapathPage {
 	return d
 }
 
+// settled is the page once no request runs any more: a client has the last byte
+// of its response before the agent has counted it.
+func (n *node) settled() (d datapathPage) {
+	n.l.t.Helper()
+	n.l.eventually(20*time.Second, func() bool {
+		d = n.datapath()
+		return d.Running == 0 && d.Now.Armed+d.Now.Active+d.Now.Paused+d.Now.Ended == 0
+	}, func() string { return fmt.Sprintf("left over: %+v", d) })
+	return d
+}
+
 // memory is the agent's resident memory in bytes.
 func (n *node) memory() int {
 	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", n.cmd.Process.Pid))

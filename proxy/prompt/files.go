@@ -267,7 +267,8 @@ const (
 	formTemplate form = iota
 	// formMistral is a tekken.json and mistral_common's rendering.
 	formMistral
-	// formUnsure are files for both without the weights that would tell.
+	// formUnsure are files for both without the weights that would tell, or a
+	// tekken.json beside weights of the other form.
 	formUnsure
 )
 
@@ -278,10 +279,15 @@ func (f *files) form() form {
 	switch {
 	case !tekken:
 		return formTemplate
-	case f.matches("consolidated*.safetensors"), !f.has("tokenizer.json"):
+	case f.matches("consolidated*.safetensors"):
 		return formMistral
 	case f.matches("*.safetensors"), f.matches("*.bin"), f.matches("*.gguf"):
+		if !f.has("tokenizer.json") {
+			return formUnsure // transformers makes one of the other, unless told otherwise
+		}
 		return formTemplate
+	case !f.has("tokenizer.json"):
+		return formMistral // these are not all of the model's files
 	}
 	return formUnsure
 }

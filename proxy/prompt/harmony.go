@@ -10,6 +10,7 @@ import (
 
 	"github.com/ardanlabs/jinja"
 
+	"github.com/inferrail/inferrail/proxy/prompt/template"
 	"github.com/inferrail/inferrail/proxy/prompt/tokenizer"
 )
 
@@ -639,7 +640,7 @@ func (t *typeScript) json(v jinja.Value, depth int) {
 		}
 		t.add("}")
 	default:
-		t.reason = Unfollowed
+		t.huge(v)
 	}
 }
 
@@ -748,6 +749,27 @@ func appendSerdeFloat(b []byte, f float64) (_ []byte, ok bool) {
 		b = append(b, '+')
 	}
 	return strconv.AppendInt(b, int64(exponent), 10), true
+}
+
+// huge writes a whole number that does not fit an int64: serde_json keeps what
+// fits a uint64 and makes a float of the rest.
+func (t *typeScript) huge(v jinja.Value) {
+	digits, ok := template.Digits(v)
+	if !ok {
+		t.reason = Unfollowed
+		return
+	}
+	if _, err := strconv.ParseUint(digits, 10, 64); err == nil {
+		t.add(digits)
+		return
+	}
+	f, err := strconv.ParseFloat(digits, 64)
+	if err == nil {
+		t.b, ok = appendSerdeFloat(t.b, f)
+	}
+	if err != nil || !ok {
+		t.reason = Unfollowed
+	}
 }
 
 // decimal returns the shortest digits that tell f from its neighbours, and the

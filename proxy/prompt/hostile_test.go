@@ -1,6 +1,7 @@
 package prompt
 
 import (
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -51,6 +52,9 @@ func TestHostileRequests(t *testing.T) {
 		"one prompt too many":     `{"prompt":` + list(1025, `"x"`) + `}`,
 		"100,000 lists of ids":    `{"prompt":` + list(100_000/scale, `[1]`) + `}`,
 		"a million spaces":        strings.Repeat(" ", 1<<20/scale) + user(strings.Repeat(" ", 1<<20/scale)+`"x"`),
+		"lists in lists":          user(`[{"type":"text","text":"x","n":` + list(4<<20/3/scale, "[]") + `}]`),
+		"objects":                 `{"messages":[{"role":"user","content":"x"}],"chat_template_kwargs":{"a":` + list(4<<20/7/scale, `{"":1}`) + `}}`,
+		"objects in arguments":    `{"messages":[` + strings.Repeat(`{"role":"assistant","tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":"{\"a\":`+list(300_000/scale, `[]`)+`}"}}]},`, 4) + `{"role":"user","content":"x"}]}`,
 		"a message of many roles": `{"messages":[{` + strings.Repeat(`"role":"user",`, 100_000/scale) + `"content":"x"}]}`,
 	}
 	for name, body := range bodies {
@@ -74,4 +78,38 @@ func TestHostileRequests(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestHostileMemory: what a body of the largest size has the agent hold while it
+// is followed is bounded: it does not grow with the number of values in it.
+func TestHostileMemory(t *testing.T) {
+	if raceDetector {
+		t.Skip("allocations are counted without the race detector")
+	}
+	m, err := Load(Source{Tokenizer: "builtin:sim"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const most = 512 << 20 // ten times that without the bounds
+	f := func(name, open, each, end string, want Reason) {
+		body := open + strings.Repeat(each, (maxFollowed-len(open)-len(end))/len(each)) + end
+		var p Prompt
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		m.Follow(&p, Chat, []byte(body), epoch)
+		runtime.ReadMemStats(&after)
+		if p.Reason != want {
+			t.Errorf("%s: %v", name, p.Reason)
+		}
+		if allocated := after.TotalAlloc - before.TotalAlloc; allocated > most {
+			t.Errorf("%s: %d MiB were allocated", name, allocated>>20)
+		}
+		check(t, &p)
+	}
+	const start = `{"messages":[{"role":"user","content":"`
+	f("lists", start+`","x":[`, "[],", "1]}]}", TooLarge)
+	f("objects", start+`","x":[`, `{"":1},`, "1]}]}", TooLarge)
+	f("arguments", `{"messages":[`, `{"role":"assistant","tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":"{\"a\":[`+strings.Repeat("[],", 100_000)+`1]}"}}]},`, `{"role":"user","content":"x"}]}`, TooLarge)
+	f("messages", `{"messages":[`, `{"role":"user","content":"x"},`, `{"role":"user","content":"x"}]}`, TooLarge)
+	f("text", start, "a b, ", `"}]}`, Exact)
 }

@@ -20,6 +20,7 @@ type message struct {
 	// readOnce says that the engine holds the parts of the content in an iterator,
 	// which can be read once and is no list.
 	readOnce bool
+	made     *int // decoder.made for its calls' arguments
 }
 
 // checkMessage validates a message as the engine does. vLLM describes messages
@@ -467,7 +468,7 @@ func (m *message) media(otherwise Reason) Reason {
 func (r *chatRequest) conversation(format string) ([]jinja.Value, Reason) {
 	out := make([]jinja.Value, 0, len(r.messages))
 	for _, m := range r.messages {
-		v, reason := m.normalise(format == "openai")
+		v, reason := m.normalise(format == "openai", r.memory)
 		if reason != Exact {
 			return nil, reason
 		}
@@ -476,8 +477,8 @@ func (r *chatRequest) conversation(format string) ([]jinja.Value, Reason) {
 	return out, Exact
 }
 
-func (m *message) normalise(wrap bool) (jinja.Value, Reason) {
-	content, reason := m.content(wrap)
+func (m *message) normalise(wrap bool, memory *values) (jinja.Value, Reason) {
+	content, reason := m.content(wrap, memory)
 	if reason != Exact {
 		return content, reason
 	}
@@ -493,7 +494,7 @@ func (m *message) normalise(wrap bool) (jinja.Value, Reason) {
 	switch m.role {
 	case "assistant":
 		if len(m.calls) > 0 {
-			calls, reason := callsWithObjects(m.calls)
+			calls, reason := callsWithObjects(m.calls, m.made)
 			if reason != Exact {
 				return v, reason
 			}
@@ -537,7 +538,7 @@ func withoutBilling(text string) (rest string, keep bool) {
 
 // content is the content for the template: one string, or a list of parts when
 // they are wrapped.
-func (m *message) content(wrap bool) (jinja.Value, Reason) {
+func (m *message) content(wrap bool, memory *values) (jinja.Value, Reason) {
 	content := m.fields.Data["content"]
 	var parts []jinja.Value
 	switch {
@@ -554,7 +555,7 @@ func (m *message) content(wrap bool) (jinja.Value, Reason) {
 			return jinja.NewString(text), Exact
 		}
 		if keep {
-			parts = []jinja.Value{wrapText(jinja.NewString(text), nil)}
+			parts = []jinja.Value{wrapText(memory, jinja.NewString(text), nil)}
 		}
 		return jinja.NewList(parts), Exact
 	case content.IsList():
@@ -590,7 +591,7 @@ func (m *message) content(wrap bool) (jinja.Value, Reason) {
 			if part.IsDict() {
 				extra = part.AsDict()
 			}
-			wrapped = append(wrapped, wrapText(text, extra))
+			wrapped = append(wrapped, wrapText(memory, text, extra))
 			if m.role == "tool" {
 				if !text.IsString() {
 					return content, Malformed
@@ -611,10 +612,10 @@ func wraps(role string) bool { return role != "tool" }
 
 // wrapText is a text part for the template: with the fields that the part has
 // beyond those that the engine knows of.
-func wrapText(text jinja.Value, part *jinja.Dict) jinja.Value {
-	v := jinja.NewDict()
+func wrapText(memory *values, text jinja.Value, part *jinja.Dict) jinja.Value {
+	v := memory.dict()
 	to := v.AsDict()
-	to.Set("type", jinja.NewString("text"))
+	to.Set("type", textValue)
 	to.Set("text", text)
 	if part == nil {
 		return v
@@ -692,14 +693,14 @@ func (m *message) part(part jinja.Value) (text jinja.Value, kind partKind, reaso
 
 // callsWithObjects is the tool calls with arguments as objects, as templates
 // want them. Arguments that are no JSON object count as an empty one.
-func callsWithObjects(calls []jinja.Value) (jinja.Value, Reason) {
+func callsWithObjects(calls []jinja.Value, made *int) (jinja.Value, Reason) {
 	out := make([]jinja.Value, 0, len(calls))
 	for _, call := range calls {
 		v := reorder(call.AsDict())
 		function := reorder(call.AsDict().Data["function"].AsDict())
 		arguments := jinja.NewDict()
 		if text := function.AsDict().Data["arguments"].AsString(); text != "" {
-			d := decoder{text: text}
+			d := decoder{text: text, made: made}
 			parsed, ok := d.decode()
 			if d.odd != Exact {
 				return v, d.odd

@@ -12,6 +12,7 @@ import (
 
 	"github.com/ardanlabs/jinja"
 
+	"github.com/inferrail/inferrail/proxy/prompt/template"
 	"github.com/inferrail/inferrail/proxy/prompt/tokenizer"
 )
 
@@ -282,8 +283,8 @@ func mistralArguments(arguments string) (string, Reason) {
 func decodeLoose(text string) (v jinja.Value, ok bool, _ Reason) {
 	d := decoder{text: text}
 	v, ok = d.decode()
-	if d.odd == Exact {
-		return v, ok, Exact
+	if d.odd == Exact || d.odd == TooLarge {
+		return v, ok, d.odd
 	}
 	// Something odd in what is no JSON does not matter, but reading may have
 	// ended where Python goes on: at brackets that nest too deeply.
@@ -663,7 +664,7 @@ func appendPythonJSON(b []byte, v jinja.Value) (_ []byte, ok bool) {
 	case v.IsInt():
 		return strconv.AppendInt(b, v.AsInt(), 10), true
 	case v.IsFloat():
-		return appendPythonFloat(b, v.AsFloat())
+		return appendPythonFloat(b, v.AsFloat()), true
 	case v.IsString():
 		return appendSerdeString(b, v.AsString()), true
 	case v.IsList():
@@ -692,21 +693,27 @@ func appendPythonJSON(b []byte, v jinja.Value) (_ []byte, ok bool) {
 		}
 		return append(b, '}'), true
 	}
-	return b, false
+	digits, ok := template.Digits(v)
+	return append(b, digits...), ok
 }
 
-// appendPythonFloat appends a number as Python's repr does.
-func appendPythonFloat(b []byte, f float64) (_ []byte, ok bool) {
-	if math.IsInf(f, 0) || math.IsNaN(f) {
-		return b, false
+// appendPythonFloat appends a number as Python's json.dumps does.
+func appendPythonFloat(b []byte, f float64) []byte {
+	switch {
+	case math.IsNaN(f):
+		return append(b, "NaN"...)
+	case math.IsInf(f, 1):
+		return append(b, "Infinity"...)
+	case math.IsInf(f, -1):
+		return append(b, "-Infinity"...)
 	}
 	if a := math.Abs(f); a != 0 && (a < 1e-4 || a >= 1e16) {
-		return strconv.AppendFloat(b, f, 'e', -1, 64), true
+		return strconv.AppendFloat(b, f, 'e', -1, 64)
 	}
 	start := len(b)
 	b = strconv.AppendFloat(b, f, 'f', -1, 64)
 	if !slices.Contains(b[start:], '.') {
 		b = append(b, ".0"...)
 	}
-	return b, true
+	return b
 }

@@ -189,7 +189,7 @@ func (m *Model) loadTokenizer(f *files, cache *tokenizer.Cache) error {
 		m.lacking, m.why = NoTokenizer, "there is neither tokenizer.json nor tekken.json in "+f.dir
 		return nil
 	case f.form() == formUnsure:
-		m.lacking, m.why = BadTokenizer, "there are both tokenizer.json and tekken.json in "+f.dir+", and no weights that tell which of them the engine uses"
+		m.lacking, m.why = BadTokenizer, "the files in "+f.dir+" do not tell whether the engine uses Mistral's tokenizer, which is in tekken.json there, or that of transformers"
 		return nil
 	case f.form() == formMistral && !f.has("tekken.json"):
 		m.lacking, m.why = BadTokenizer, "the engine uses a SentencePiece model of Mistral's, which is not followed"
@@ -301,19 +301,34 @@ func newChatTemplate(source, format string, f *files) (*chatTemplate, error) {
 	return t, nil
 }
 
+// maxFollowed is the largest body, and the longest text that a template makes
+// of one, that is followed. It bounds the memory of the ids: no engine has a
+// context of so many tokens.
+const maxFollowed = 16 << 20
+
 // Follow reads a prompt from a request body. It never fails: what cannot be
 // followed is marked with the Reason. p keeps nothing of body.
 func (m *Model) Follow(p *Prompt, kind Kind, body []byte, now time.Time) {
-	m.follow(p, kind, body, now, false)
+	m.follow(p, kind, body, now, effort{})
+}
+
+// followBriefly is Follow for who has little time: a prompt that a template
+// takes more than a few milliseconds for is TooLarge.
+func (m *Model) followBriefly(p *Prompt, kind Kind, body []byte, now time.Time) {
+	m.follow(p, kind, body, now, effort{brief: true})
 }
 
 // Verify is Follow as if the model was not demoted: for who compares it with an
 // engine, so as to demote it or to take that back.
 func (m *Model) Verify(p *Prompt, kind Kind, body []byte, now time.Time) {
-	m.follow(p, kind, body, now, true)
+	m.follow(p, kind, body, now, effort{verify: true})
 }
 
-func (m *Model) follow(p *Prompt, kind Kind, body []byte, now time.Time, verify bool) {
+// effort is how a prompt is followed: verify, as if the model was not demoted;
+// brief, only if that takes little time.
+type effort struct{ verify, brief bool }
+
+func (m *Model) follow(p *Prompt, kind Kind, body []byte, now time.Time, how effort) {
 	p.reset()
 	defer func() {
 		if what := recover(); what != nil {
@@ -330,11 +345,15 @@ func (m *Model) follow(p *Prompt, kind Kind, body []byte, now time.Time, verify 
 		m.Approximate(p, kind, body, reason)
 		return
 	}
-	o.verify = verify
+	o.effort = how
 	o.memory = &p.scratch.values
+	p.scratch.made = 0
+	o.made = &p.scratch.made
 	var reason Reason
 	if p.Salt, reason = o.salt(p.Salt); reason == Exact {
-		reason = o.refusal()
+		if reason = TooLarge; len(body) <= maxFollowed {
+			reason = o.refusal()
+		}
 	}
 	switch {
 	case reason != Exact:
@@ -396,7 +415,7 @@ func (m *Model) lacks(o *outline) Reason {
 		return NoTokenizer
 	case m.lacking != Exact:
 		return m.lacking
-	case !o.verify && m.demoted.Load() != nil:
+	case !o.effort.verify && m.demoted.Load() != nil:
 		return Demoted
 	}
 	return Exact
@@ -464,12 +483,12 @@ func (m *Model) followChat(p *Prompt, o *outline, now time.Time) Reason {
 		reason = m.chatLacking
 	}
 	if reason != Exact {
-		p.Text = append(p.Text, text...)
+		p.Text = append(p.Text, text[:min(len(text), maxApproximate)]...)
 		p.TextEnds = append(p.TextEnds, len(p.Text))
 		return reason
 	}
-	if !m.tokenizer.Takes(len(text)) {
-		p.Text = append(p.Text, text...)
+	if !m.tokenizer.Takes(len(text)) || len(text) > maxFollowed {
+		p.Text = append(p.Text, text[:min(len(text), maxApproximate)]...)
 		p.TextEnds = append(p.TextEnds, len(p.Text))
 		return TooLarge
 	}

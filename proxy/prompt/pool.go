@@ -6,11 +6,12 @@ import (
 	"time"
 )
 
-// Pool reads prompts for the proxy, from any goroutine. Small ones, larger ones
-// that the model remembers as a whole, and those that are approximate in any
-// case are read on the caller's goroutine, others by its workers, so that a few huge prompts do not take all
-// processors from the streams; a prompt that has to wait too long is
-// approximate. The zero value is of no use; NewPool makes one.
+// Pool reads prompts for the proxy, from any goroutine. Small ones that take
+// little time, larger ones that the model remembers as a whole, and those that
+// are approximate in any case are read on the caller's goroutine, others by its
+// workers, so that a few huge prompts do not take all processors from the
+// streams; a prompt that has to wait too long is approximate. The zero value is
+// of no use; NewPool makes one.
 type Pool struct {
 	maxWait time.Duration
 	jobs    chan *job
@@ -21,9 +22,13 @@ type Pool struct {
 	// prompts are those that nobody has. What one holds is bounded by
 	// keptMemory, how many there are by what was in use at a time.
 	prompts sync.Pool
-	// follow is Model.Follow; tests hold it up.
-	follow func(m *Model, p *Prompt, kind Kind, body []byte, now time.Time)
+	// follow and brief are Model.Follow and Model.followBriefly; tests hold them
+	// up.
+	follow, brief follower
 }
+
+// follower follows a prompt.
+type follower func(m *Model, p *Prompt, kind Kind, body []byte, now time.Time)
 
 const (
 	// inlineBytes is the size of a body up to which it is followed on the
@@ -63,7 +68,7 @@ const (
 func NewPool(workers int, maxWait time.Duration) *Pool {
 	workers = max(1, workers)
 	p := &Pool{maxWait: maxWait, jobs: make(chan *job, workers*queuedPerWorker), closing: make(chan struct{}), size: workers,
-		follow: (*Model).Follow}
+		follow: (*Model).Follow, brief: (*Model).followBriefly}
 	p.prompts.New = func() any { return new(Prompt) }
 	for range workers {
 		p.workers.Go(p.work)
@@ -76,11 +81,16 @@ func NewPool(workers int, maxWait time.Duration) *Pool {
 // again for anything else.
 func (p *Pool) Read(m *Model, kind Kind, body []byte, now time.Time) (_ *Prompt, late bool) {
 	prompt := p.prompts.Get().(*Prompt)
-	if len(body) <= inlineBytes || m == nil || kind == Other {
-		p.read(m, prompt, kind, body, now)
+	switch {
+	case len(body) <= inlineBytes:
+		read(p.brief, m, prompt, kind, body, now)
+		if prompt.Reason != TooLarge {
+			return prompt, false
+		}
+	case m == nil || kind == Other || len(body) > maxFollowed:
+		read(p.follow, m, prompt, kind, body, now)
 		return prompt, false
-	}
-	if p.recall(m, prompt, kind, body, now) {
+	case p.recall(m, prompt, kind, body, now):
 		return prompt, false
 	}
 	timer := time.NewTimer(p.maxWait)
@@ -99,7 +109,8 @@ func (p *Pool) Read(m *Model, kind Kind, body []byte, now time.Time) (_ *Prompt,
 	}
 	switch {
 	case j.state.CompareAndSwap(jobQueued, jobAbandoned):
-		// No worker will touch it.
+		// No worker will touch it. It stays in the queue until one comes by.
+		j.model, j.body, j.prompt = nil, nil, nil
 	case j.state.CompareAndSwap(jobBegun, jobAbandoned):
 		// The worker gives back the Prompt that it is writing.
 		prompt, late = p.prompts.Get().(*Prompt), true
@@ -164,7 +175,7 @@ func (p *Pool) do(j *job) {
 	}
 	p.busy.Add(1)
 	defer p.busy.Add(-1)
-	p.read(j.model, j.prompt, j.kind, j.body, j.now)
+	read(p.follow, j.model, j.prompt, j.kind, j.body, j.now)
 	if j.state.CompareAndSwap(jobBegun, jobDone) {
 		close(j.done)
 	} else {
@@ -185,13 +196,13 @@ func (p *Pool) recall(m *Model, prompt *Prompt, kind Kind, body []byte, now time
 
 // read follows a prompt on this goroutine. A panic in it is a defect of this
 // program, which must cost no more than the one prompt.
-func (p *Pool) read(m *Model, prompt *Prompt, kind Kind, body []byte, now time.Time) {
+func read(follow follower, m *Model, prompt *Prompt, kind Kind, body []byte, now time.Time) {
 	defer func() {
 		if recover() != nil {
 			approximate(m, prompt, kind, body, Failed)
 		}
 	}()
-	p.follow(m, prompt, kind, body, now)
+	follow(m, prompt, kind, body, now)
 }
 
 // approximate is Model.Approximate, without a text if that panics.

@@ -1,6 +1,8 @@
 package prompt
 
 import (
+	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -29,6 +31,7 @@ func holdUp(t *testing.T, p *Pool) *heldPool {
 		<-h.let
 		prompt.IDs = append(prompt.IDs, uint32(len(body)))
 	}
+	p.brief = p.follow
 	return h
 }
 
@@ -72,6 +75,39 @@ func TestPoolApproximateNeedsNoWorker(t *testing.T) {
 		if prompt, late := p.Read(new(Model), Other, large(1), time.Time{}); prompt.Reason == Late || prompt.Reason == Exact || late {
 			t.Fatalf("of another route: %v, late %v", prompt.Reason, late)
 		}
+	}
+}
+
+// TestPoolSlowTemplate: a small body for which the template takes long is the
+// workers'.
+func TestPoolSlowTemplate(t *testing.T) {
+	source := filepath.Join(t.TempDir(), "template")
+	const square = "{% for m in messages %}{% for n in messages %}{{ n.content }}{% endfor %}{% endfor %}"
+	if err := os.WriteFile(source, []byte(square), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	m, err := Load(Source{Tokenizer: "builtin:sim", Template: source})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := NewPool(1, time.Minute)
+	defer p.Close()
+	var worked atomic.Int64
+	p.follow = func(m *Model, prompt *Prompt, kind Kind, body []byte, now time.Time) {
+		worked.Add(1)
+		m.Follow(prompt, kind, body, now)
+	}
+	for n, byWorker := range map[int]int64{10: 0, 300: 1} {
+		worked.Store(0)
+		body := `{"messages":[` + strings.Repeat(`{"role":"user","content":"x"},`, n-1) + `{"role":"user","content":"x"}]}`
+		if len(body) > inlineBytes {
+			t.Fatal("the body is not small")
+		}
+		prompt, late := p.Read(m, Chat, []byte(body), time.Time{})
+		if late || prompt.Reason != Exact || len(prompt.IDs) != (n*n+5)/6 || worked.Load() != byWorker {
+			t.Errorf("%d messages: %v, %d ids, %d by a worker", n, prompt.Reason, len(prompt.IDs), worked.Load())
+		}
+		p.Put(prompt)
 	}
 }
 
@@ -120,6 +156,11 @@ func TestPoolLate(t *testing.T) {
 	if second.Reason != Late || late {
 		t.Errorf("behind another: got %+v, late %v", second, late)
 	}
+	if j := <-p.jobs; j.body != nil || j.prompt != nil || j.model != nil {
+		t.Error("what nobody waits for any more keeps its memory")
+	} else {
+		p.jobs <- j
+	}
 	p.let <- struct{}{}
 	p.Close()
 	select {
@@ -165,6 +206,7 @@ func TestPoolPanic(t *testing.T) {
 	p := NewPool(1, time.Minute)
 	defer p.Close()
 	p.follow = func(*Model, *Prompt, Kind, []byte, time.Time) { panic("a defect") }
+	p.brief = p.follow
 	for _, body := range [][]byte{nil, large(1), large(1)} {
 		if prompt, late := p.Read(new(Model), Chat, body, time.Time{}); prompt.Reason != Failed || late {
 			t.Errorf("got %+v, %v", prompt, late)
@@ -272,6 +314,7 @@ func BenchmarkPool(b *testing.B) {
 	p := NewPool(2, time.Minute)
 	defer p.Close()
 	p.follow = func(_ *Model, prompt *Prompt, _ Kind, _ []byte, _ time.Time) { prompt.reset() }
+	p.brief = p.follow
 	for name, body := range map[string][]byte{"inline": large(0), "worker": large(1)} {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()

@@ -44,11 +44,16 @@ type scratch struct {
 	// values are what was decoded, text what was rendered.
 	values values
 	text   []byte
+	// made is what decoder.made counts.
+	made int
 }
 
 // Tokens is how many tokens the engine will count for the prompt, 0 when that
 // is not known.
 func (p *Prompt) Tokens() int { return len(p.IDs) }
+
+// Memory is how many bytes it holds until it is put back.
+func (p *Prompt) Memory() int64 { return int64(p.memory()) }
 
 // reset empties the prompt and keeps its memory.
 func (p *Prompt) reset() {

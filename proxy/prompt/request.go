@@ -106,11 +106,11 @@ type span struct{ start, end int }
 // bodies of one kind whose spans hold the same bytes have the same prompt from
 // the same model.
 type outline struct {
-	kind  Kind
-	body  []byte
-	spans [members]span
-	// verify: that the model is demoted makes no difference.
-	verify bool
+	kind   Kind
+	body   []byte
+	spans  [members]span
+	effort effort
+	made   *int // decoder.made of its members
 	// memory is where values are made; nil for memory of their own.
 	memory *values
 }
@@ -311,9 +311,9 @@ func (o *outline) value(m member) (jinja.Value, Reason) {
 	if !o.has(m) {
 		return jinja.None(), Exact
 	}
-	d := decoder{text: keyText(o.raw(m)), memory: o.memory}
+	d := decoder{text: keyText(o.raw(m)), memory: o.memory, made: o.made}
 	v, ok := d.decode()
-	if !ok && d.odd != Unfollowed {
+	if !ok && d.odd != Unfollowed && d.odd != TooLarge {
 		return v, Malformed
 	}
 	return v, d.odd
@@ -427,6 +427,8 @@ func plainString(raw []byte) bool {
 // prompt; a renderer may change its values. The zero value is not useful; see
 // outline.chat.
 type chatRequest struct {
+	// memory is where a renderer may make values.
+	memory *values
 	// messages are objects that have a role; see checkMessage.
 	messages []*message
 	// tools is the list that templates see, or None: type, function with name,
@@ -442,6 +444,7 @@ type chatRequest struct {
 	// kwargs is chat_template_kwargs, an object or None.
 	kwargs jinja.Value
 
+	brief                bool // it may take little time only; see effort
 	addGenerationPrompt  bool
 	continueFinalMessage bool
 	addSpecialTokens     bool
@@ -452,7 +455,10 @@ type chatRequest struct {
 
 // chat decodes and validates a chat, as the engine's request models do.
 func (o *outline) chat() (r *chatRequest, reason Reason) {
-	r = &chatRequest{}
+	r = &chatRequest{brief: o.effort.brief, memory: o.memory}
+	if r.memory == nil {
+		r.memory = new(values)
+	}
 	for _, flag := range []struct {
 		to        *bool
 		m         member
@@ -500,6 +506,7 @@ func (o *outline) chat() (r *chatRequest, reason Reason) {
 		if reason != Exact {
 			return nil, reason
 		}
+		m.made = o.made
 		r.messages = append(r.messages, m)
 	}
 	return r, Exact

@@ -31,10 +31,17 @@ type decoder struct {
 	// memory is where values are made; nil for memory of their own.
 	memory *values
 	// odd is set when the text is JSON but cannot be followed: Unfollowed for
-	// values that nest too deeply, Malformed for halves of surrogate pairs, which
-	// no tokenizer takes, and for whole numbers longer than Python reads.
+	// values that nest too deeply, TooLarge for more of them than are followed,
+	// Malformed for halves of surrogate pairs, which no tokenizer takes, and for
+	// whole numbers longer than Python reads.
 	odd Reason
+	// made counts the values of all decoders that share it; nil for none others.
+	made *int
 }
+
+// maxValues is how many values are made of one body: a chat of 50,000 messages
+// has a third. A value takes up to a hundred times the memory of its text.
+const maxValues = 1 << 19
 
 // decode reads a whole text. ok is false when it is not JSON.
 func (d *decoder) decode() (v jinja.Value, ok bool) {
@@ -47,6 +54,13 @@ func (d *decoder) decode() (v jinja.Value, ok bool) {
 }
 
 func (d *decoder) value(depth int) (v jinja.Value, ok bool) {
+	if d.made == nil {
+		d.made = new(int)
+	}
+	if *d.made++; *d.made > maxValues {
+		d.note(TooLarge)
+		return v, false
+	}
 	if d.pos >= len(d.text) {
 		return v, false
 	}
@@ -233,6 +247,9 @@ func (d *decoder) string() (s string, ok bool) {
 			out[n] = shortEscapes[text[pos+1]]
 			n++
 			pos += 2
+			if pos < len(text) && text[pos] == '\\' {
+				continue // as in lines that are indented
+			}
 		} else {
 			d.pos = pos
 			escaped, ok := d.escape(out[:n])
@@ -331,6 +348,7 @@ func plain(s string) int {
 
 // loadWord is the first eight bytes of s, the first the lowest.
 func loadWord(s string) uint64 {
+	_ = s[7] // one check for all
 	return uint64(s[0]) | uint64(s[1])<<8 | uint64(s[2])<<16 | uint64(s[3])<<24 |
 		uint64(s[4])<<32 | uint64(s[5])<<40 | uint64(s[6])<<48 | uint64(s[7])<<56
 }

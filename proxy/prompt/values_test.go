@@ -4,11 +4,14 @@ import (
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"strings"
 	"testing"
 	"unicode/utf8"
 
 	"github.com/ardanlabs/jinja"
+
+	"github.com/inferrail/inferrail/proxy/prompt/tokenizer"
 )
 
 // randomJSON writes a random JSON value with all kinds of escapes in its
@@ -153,6 +156,41 @@ func TestValuesAgainstEncodingJSON(t *testing.T) {
 	}
 	if n := memory.memory(); n == 0 || n > keptMemory {
 		t.Errorf("%d bytes are kept", n)
+	}
+}
+
+// TestGrowingChatAlloc bounds what a turn of a conversation leaves to the garbage
+// collector: little beside the body and the text, which are not copied.
+func TestGrowingChatAlloc(t *testing.T) {
+	if raceDetector {
+		t.Skip("the race detector allocates")
+	}
+	m, err := Load(Source{Tokenizer: simulated, Cache: tokenizer.NewCache(64 << 20)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	var p Prompt
+	m.Follow(&p, Chat, turns(62), epoch) // memory for all of them
+	var before, after runtime.MemStats
+	messages := 0
+	var bodies [][]byte
+	for n := 12; n <= 60; n += 2 {
+		bodies = append(bodies, turns(n))
+		messages += n
+	}
+	runtime.ReadMemStats(&before)
+	for _, body := range bodies {
+		if m.Follow(&p, Chat, body, epoch); p.Reason != Exact {
+			t.Fatal(p.Reason)
+		}
+	}
+	runtime.ReadMemStats(&after)
+	if n := float64(after.Mallocs-before.Mallocs) / float64(messages); n > 22 {
+		t.Errorf("%.1f allocations a message", n)
+	}
+	if n := float64(after.TotalAlloc-before.TotalAlloc) / float64(messages); n > 2000 {
+		t.Errorf("%.0f bytes are allocated a message, which has 1,300", n)
 	}
 }
 

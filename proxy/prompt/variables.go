@@ -60,9 +60,15 @@ func (m *Model) render(p *Prompt, r *chatRequest, now time.Time) (string, Reason
 		}
 	}
 	vars["messages"] = jinja.NewList(messages)
-	rendered, err := t.Append(p.scratch.text[:0], vars, now)
+	render := t.Append
+	if r.brief {
+		render = t.AppendBriefly
+	}
+	rendered, err := render(p.scratch.text[:0], vars, now)
 	p.scratch.text = rendered
 	switch {
+	case errors.Is(err, template.ErrLong):
+		return "", TooLarge
 	case errors.Is(err, template.ErrUnfollowed):
 		return "", Unfollowed
 	case err != nil:

@@ -99,6 +99,55 @@ func TestTemplateBounds(t *testing.T) {
 	f(strings.Repeat("x", 2<<20))
 }
 
+// What takes little is rendered briefly, what takes more is not, and leaves
+// nothing behind for the next render.
+func TestTemplateBriefly(t *testing.T) {
+	numbers := func(n int) jinja.Value {
+		items := make([]jinja.Value, n)
+		for i := range items {
+			items[i] = jinja.NewInt(1)
+		}
+		return jinja.NewList(items)
+	}
+	nested := numbers(2000)
+	for range 200 {
+		nested = jinja.NewList([]jinja.Value{nested})
+	}
+	vars := map[string]jinja.Value{"few": numbers(20), "many": numbers(400), "nested": nested,
+		"text": jinja.NewString(strings.Repeat("x", 32<<10))}
+	f := func(source string, long bool) {
+		t.Helper()
+		tmpl, err := Compile(source)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := tmpl.Render(vars, corpusNow)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			switch got, err := tmpl.AppendBriefly(nil, vars, corpusNow); {
+			case long && !errors.Is(err, ErrLong):
+				t.Errorf("%s: %d bytes, %v", source, len(got), err)
+			case !long && (err != nil || string(got) != want):
+				t.Errorf("%s: %d of %d bytes, %v", source, len(got), len(want), err)
+			}
+			if again, err := tmpl.Render(vars, corpusNow); err != nil || again != want {
+				t.Errorf("%s afterwards: %d of %d bytes, %v", source, len(again), len(want), err)
+			}
+		}
+	}
+	f("{% for x in many %}{{ x }}{% endfor %}", false)
+	f("{% for x in few %}{% for y in few %}{{ x }}{% endfor %}{% endfor %}", false)
+	f("{% for x in many %}{% for y in many %}{% endfor %}{% endfor %}", true)
+	f("{% for x in many %}{{ x in many and 'a' in few }}{% endfor %}", true)
+	f("{{ text }}{{ text }}{{ many|tojson(indent=4) }}", false)
+	f("{{ nested|tojson }}", false)
+	f("{{ nested|tojson(indent=4) }}", true)
+	f("{% for x in few %}{{ text }}{% endfor %}", true)
+	f("{% for x in few %}{% set y = text|upper %}{% endfor %}", true)
+}
+
 // Real templates bear chats of any size within a second or say that they do
 // not.
 func TestTemplateLargeChats(t *testing.T) {

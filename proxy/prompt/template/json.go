@@ -17,9 +17,12 @@ type jsonStyle struct {
 	lines         bool   // whether there are lines to indent
 	item, key     string // separators
 	ascii, sorted bool
+	// most is how many bytes it writes; over says that there were more.
+	most int
+	over bool
 }
 
-var plainJSON = jsonStyle{item: ", ", key: ": "}
+var plainJSON = jsonStyle{item: ", ", key: ": ", most: maxOutput / 2}
 
 // toJSON is transformers' tojson filter.
 func (r *rendering) toJSON(args []jinja.Value, kwargs map[string]jinja.Value) (jinja.Value, error) {
@@ -54,12 +57,14 @@ func (r *rendering) toJSON(args []jinja.Value, kwargs map[string]jinja.Value) (j
 		style.item, style.key = items[0].AsString(), items[1].AsString()
 	}
 	style.ascii, style.sorted = a.flag("ensure_ascii"), a.flag("sort_keys")
+	style.most = r.effort.bytes / 2
 	b, err := style.append(r.buffer[:0], a["x"], 0)
 	r.buffer = b
+	r.long = r.long || style.over && r.effort != most
 	if err != nil {
 		return jinja.None(), err
 	}
-	return jinja.NewString(string(b)), r.grow(len(b))
+	return jinja.NewString(r.keep(b)), r.grow(len(b))
 }
 
 func (s *jsonStyle) newline(b []byte, depth int) []byte {
@@ -73,7 +78,8 @@ func (s *jsonStyle) newline(b []byte, depth int) []byte {
 }
 
 func (s *jsonStyle) append(b []byte, v jinja.Value, depth int) (_ []byte, err error) {
-	if depth > maxDepth || len(b) > maxOutput/2 {
+	if depth > maxDepth || len(b) > s.most {
+		s.over = len(b) > s.most
 		return b, unfollowed("a value that deep or large")
 	}
 	switch {

@@ -78,8 +78,10 @@ func (r *rendering) loopOver(v jinja.Value) ([]jinja.Value, error) {
 }
 
 // opEach goes through a loop whose body is the call block: it is given the
-// item, or its parts, and then the fields of "loop" that it uses.
-func opEach(pairs int, fields []string) operation {
+// item, or its parts, and then the fields of "loop" that it uses. guarded is
+// whether the arguments behind the items are a namespace and its attribute
+// without which no further iteration does anything: see rewriter.guard.
+func opEach(pairs int, fields []string, guarded bool) operation {
 	return func(r *rendering, args []jinja.Value, kwargs map[string]jinja.Value) (jinja.Value, error) {
 		items, err := r.loopOver(args[0])
 		if err != nil {
@@ -110,6 +112,9 @@ func opEach(pairs int, fields []string) operation {
 			}
 			if err := r.check(0); err != nil {
 				return item, err
+			}
+			if guarded && args[1].IsDict() && !args[1].AsDict().Data[args[2].AsString()].IsTruthy() {
+				break
 			}
 		}
 		return jinja.Undefined(), nil
@@ -185,7 +190,7 @@ func opWrite(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.
 func opText(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
 	b, err := r.appendRun(r.buffer[:0], args)
 	r.buffer = b
-	return jinja.NewString(string(b)), err
+	return jinja.NewString(r.keep(b)), err
 }
 
 func (r *rendering) appendRun(b []byte, args []jinja.Value) (_ []byte, err error) {
@@ -251,11 +256,11 @@ func opAdd(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Va
 		if err := r.grow(size); err != nil {
 			return jinja.None(), err
 		}
-		b := make([]byte, 0, size)
+		b := r.room(size)
 		for _, v := range args {
 			b = append(b, v.AsString()...)
 		}
-		return jinja.NewString(string(b)), nil
+		return jinja.NewString(r.took(b)), nil
 	}
 	total := args[0]
 	for _, v := range args[1:] {
@@ -289,14 +294,15 @@ func opAddMarkup(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (ji
 }
 
 func opConcat(r *rendering, args []jinja.Value, _ map[string]jinja.Value) (jinja.Value, error) {
-	var b []byte
+	b := r.buffer[:0]
 	for _, v := range args {
 		var err error
 		if b, err = appendText(b, v); err != nil {
 			return v, err
 		}
 	}
-	return jinja.NewString(string(b)), r.grow(len(b))
+	r.buffer = b
+	return jinja.NewString(r.keep(b)), r.grow(len(b))
 }
 
 func opArithmetic(op string) operation {

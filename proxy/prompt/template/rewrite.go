@@ -426,8 +426,15 @@ func (w *rewriter) each(n *node, targets, fields []string, bound []binding) {
 		slices.Sort(fields)
 		targets = append(targets, "loop")
 	}
-	operation = w.operation(strings.Join(append([]string{operation}, fields...), "_"), opEach(bound[0].pairs, fields))
-	w.tag("call(%s) %s(%s)", strings.Join(targets, ", "), operation, w.iterator(n.expr))
+	operation = strings.Join(append([]string{operation}, fields...), "_")
+	guard := ""
+	namespace, attribute, guarded := w.guard(n)
+	if guarded {
+		operation += "_while"
+		guard = fmt.Sprintf(", %s, %s", rename(namespace), `"`+attribute+`"`)
+	}
+	operation = w.operation(operation, opEach(bound[0].pairs, fields, guarded))
+	w.tag("call(%s) %s(%s%s)", strings.Join(targets, ", "), operation, w.iterator(n.expr), guard)
 	w.nested++
 	w.within(n.body, false, bound...)
 	w.nested--

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"sync"
 	"time"
+	"unsafe"
 
 	"github.com/ardanlabs/jinja"
 )
@@ -80,6 +81,17 @@ func (t *Template) Render(vars map[string]jinja.Value, now time.Time) (text stri
 // ErrUnfollowed; dst is then returned as it was. Neither vars nor what is in
 // them is changed or kept.
 func (t *Template) Append(dst []byte, vars map[string]jinja.Value, now time.Time) (out []byte, err error) {
+	return t.append(dst, vars, now, most)
+}
+
+// AppendBriefly is Append for who has little time: what takes more than a few
+// milliseconds is given up with ErrLong. Some templates go through all messages
+// for each message, so that a small request can take long.
+func (t *Template) AppendBriefly(dst []byte, vars map[string]jinja.Value, now time.Time) (out []byte, err error) {
+	return t.append(dst, vars, now, brief)
+}
+
+func (t *Template) append(dst []byte, vars map[string]jinja.Value, now time.Time, e effort) (out []byte, err error) {
 	before := len(dst)
 	defer func() {
 		if p := recover(); p != nil {
@@ -97,7 +109,7 @@ func (t *Template) Append(dst []byte, vars map[string]jinja.Value, now time.Time
 	if r == nil {
 		r = newRendering(t.operations, t.runs)
 	}
-	r.begin(dst, now)
+	r.begin(dst, now, e)
 	for name, v := range vars {
 		if _, taken := t.operations[name]; !taken {
 			r.vars[rename(name)] = v
@@ -107,16 +119,20 @@ func (t *Template) Append(dst []byte, vars map[string]jinja.Value, now time.Time
 	if err == nil && rest != "" {
 		err = unfollowed("BUG: text that the library writes by itself")
 	}
+	if r.long {
+		err = ErrLong
+	}
 	dst, r.out = r.out, nil
 	if err != nil {
 		dst = dst[:before]
 	}
+	r.texts = r.texts[:0]
 	for name := range vars {
 		if _, taken := t.operations[name]; !taken {
 			delete(r.vars, rename(name))
 		}
 	}
-	if cap(r.buffer) <= maxKept {
+	if cap(r.buffer) <= maxKept && cap(r.texts) <= maxKept {
 		clear(r.arguments[:cap(r.arguments)])
 		t.renders.Put(r)
 	}
@@ -130,7 +146,17 @@ type operation func(r *rendering, args []jinja.Value, kwargs map[string]jinja.Va
 // maxKept is how large a buffer is kept for the next render.
 const maxKept = 1 << 20
 
-// What one render may take. A chat of 50,000 messages stays well below it.
+// effort is what one render may take: steps, and bytes written on the way.
+type effort struct{ steps, bytes int }
+
+var (
+	// most is for any chat: one of 50,000 messages stays well below it.
+	most = effort{maxSteps, maxOutput}
+	// brief is some milliseconds, of which a chat of 32 KiB takes a tenth.
+	brief = effort{16 << 10, 512 << 10}
+)
+
+// What bounds a render.
 const (
 	maxSteps  = 8 << 20
 	maxOutput = 64 << 20
@@ -147,11 +173,16 @@ type rendering struct {
 	out     []byte // where the text is appended to
 	now     time.Time
 	started time.Time
+	effort  effort
+	long    bool // effort is brief, and was not enough
 	checks  int
 	steps   int
 	bytes   int
 	calls   int
 	buffer  []byte
+	// texts holds strings that operations have made. They are valid until the
+	// render ends.
+	texts []byte
 	// arguments is memory for opEach.
 	arguments []jinja.Value
 	first     bool // see opFirst
@@ -171,24 +202,47 @@ func newRendering(operations map[string]operation, runs [][]segment) *rendering 
 	return r
 }
 
-func (r *rendering) begin(dst []byte, now time.Time) {
+func (r *rendering) begin(dst []byte, now time.Time, e effort) {
+	r.effort, r.long = e, false
 	r.now, r.started = now, time.Now()
 	r.out = dst
 	r.checks, r.steps, r.bytes, r.calls, r.first = 0, 0, 0, 0, false
 }
 
+// room returns memory for a string of n bytes, which took makes of it.
+func (r *rendering) room(n int) []byte {
+	if cap(r.texts)-len(r.texts) < n {
+		// The strings before keep their memory. The next one will have more room.
+		r.texts = make([]byte, 0, max(n, min(2*cap(r.texts), maxKept), 4<<10))
+	}
+	return r.texts[len(r.texts):]
+}
+
+// took returns b, which was appended to what room has returned, as a string.
+func (r *rendering) took(b []byte) string {
+	r.texts = r.texts[:len(r.texts)+len(b)]
+	return unsafe.String(unsafe.SliceData(b), len(b))
+}
+
+// keep returns b as a string that is valid until the render ends.
+func (r *rendering) keep(b []byte) string {
+	return r.took(append(r.room(len(b)), b...))
+}
+
 // spend counts steps that are about to be taken.
 func (r *rendering) spend(n int) error {
-	if r.steps += n + 1; r.steps > maxSteps {
-		return unfollowed("a template that takes more than %d steps", maxSteps)
+	if r.steps += n + 1; r.steps > r.effort.steps {
+		r.long = r.effort != most
+		return unfollowed("a template that takes more than %d steps", r.effort.steps)
 	}
 	return r.check(n / 16)
 }
 
 // grow counts bytes that are about to be written.
 func (r *rendering) grow(n int) error {
-	if r.bytes += n; r.bytes > maxOutput {
-		return unfollowed("a template that writes more than %d bytes", maxOutput)
+	if r.bytes += n; r.bytes > r.effort.bytes {
+		r.long = r.effort != most
+		return unfollowed("a template that writes more than %d bytes", r.effort.bytes)
 	}
 	return r.check(n / 1024)
 }

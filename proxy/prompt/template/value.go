@@ -18,6 +18,9 @@ import (
 // exactly, or too much. What the engine makes of it is unknown.
 var ErrUnfollowed = errors.New("is not followed")
 
+// ErrLong is RenderBriefly's: Render may give an answer.
+var ErrLong = errors.New("rendering takes longer than it may")
+
 func unfollowed(format string, args ...any) error {
 	return fmt.Errorf("%s %w", fmt.Sprintf(format, args...), ErrUnfollowed)
 }
@@ -57,6 +60,10 @@ func Number(text string) jinja.Value {
 	f, _ := strconv.ParseFloat(text, 64)
 	return jinja.NewFloat(f)
 }
+
+// Digits are those of a whole number that does not fit an int64, as Number has
+// made it.
+func Digits(v jinja.Value) (digits string, ok bool) { return hugeDigits(v) }
 
 func hugeDigits(v jinja.Value) (string, bool) {
 	if !v.IsCallable() {

@@ -257,10 +257,19 @@ def bodies():
         yield body
 
 
-def unfollowed():
-    """Numbers which Python keeps and the agent does not, halves of surrogates."""
-    for arguments in ('{"a": 1e400}', '{"a": 123456789012345678901234567890}', '{"a": NaN, "b": -Infinity}', '{"a": "\\ud83e"}'):
+def called_with(*all_arguments):
+    for arguments in all_arguments:
         yield {"messages": [user("hi"), assistant(None, tool_calls=[call(A, "f", arguments)]), result(A, "x")]}
+
+
+def numbers():
+    """Numbers that are none elsewhere."""
+    return called_with('{"a": 1e400}', '{"a": 123456789012345678901234567890}', '{"a": NaN, "b": -Infinity}')
+
+
+def unfollowed():
+    """Halves of surrogates."""
+    return called_with('{"a": "\\ud83e"}')
 
 
 if __name__ == "__main__":
@@ -268,7 +277,7 @@ if __name__ == "__main__":
     for name in VARIANTS:
         tokenizer = load(name)
         refused = count = 0
-        cases = [(b, True) for b in bodies()] + [(b, False) for b in unfollowed()]
+        cases = [(b, True) for b in bodies()] + [(b, True) for b in numbers()] + [(b, False) for b in unfollowed()]
         if name == "v15-none":  # mistral_common takes no chat
             cases = cases[:5]
         for body, followed in cases:

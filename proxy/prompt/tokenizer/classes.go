@@ -69,34 +69,51 @@ func classAt(s string, i int) (class, int) {
 // skip returns the end of the run of code points from s[i:] on that are in any
 // of the classes.
 func skip(s string, i int, of class) int {
-	for {
+	for i < len(s) {
+		if b := s[i]; b < utf8.RuneSelf {
+			if classes.ascii[b]&of == 0 {
+				return i
+			}
+			i++
+			continue
+		}
 		c, n := classAt(s, i)
-		if n == 0 || c&of == 0 {
+		if c&of == 0 {
 			return i
 		}
 		i += n
 	}
+	return i
 }
 
 // skipNot returns the end of the run of code points from s[i:] on that are in
 // none of the classes.
 func skipNot(s string, i int, of class) int {
-	for {
+	for i < len(s) {
+		if b := s[i]; b < utf8.RuneSelf {
+			if classes.ascii[b]&of != 0 {
+				return i
+			}
+			i++
+			continue
+		}
 		c, n := classAt(s, i)
-		if n == 0 || c&of != 0 {
+		if c&of != 0 {
 			return i
 		}
 		i += n
 	}
+	return i
 }
 
 // skipBut is skip that ends at what is in any of the classes but.
 func skipBut(s string, i int, of, but class) int {
-	for {
+	for i < len(s) {
 		c, n := classAt(s, i)
-		if n == 0 || c&of == 0 || c&but != 0 {
+		if c&of == 0 || c&but != 0 {
 			return i
 		}
 		i += n
 	}
+	return i
 }

@@ -638,22 +638,33 @@ func (s *filePreTokenizer) splitsAll() bool {
 		(s.Behavior == "Isolated" && !s.Invert || s.Behavior == "Removed" && s.Invert)
 }
 
-func (n *native) recognisePostProcessor(f *filePostProcessor) error {
+// templates are the post-processors that are more than sequences of others and
+// change more than offsets.
+func (f *filePostProcessor) templates() (list []*filePostProcessor) {
 	switch {
-	case f == nil:
-		return nil
+	case f == nil || f.Type == "ByteLevel":
 	case f.Type == "Sequence":
 		for _, p := range f.Processors {
-			if err := n.recognisePostProcessor(p); err != nil {
-				return err
-			}
+			list = append(list, p.templates()...)
 		}
-		return nil
-	case f.Type == "ByteLevel":
-		return nil
-	case f.Type != "TemplateProcessing":
-		return unrecognised("post_processor %q", f.Type)
+	default:
+		list = append(list, f)
 	}
+	return list
+}
+
+func (n *native) recognisePostProcessor(f *filePostProcessor) error {
+	list := f.templates()
+	switch {
+	case len(list) == 0:
+		return nil
+	case len(list) > 1:
+		// To the second one, what the first has added are texts of their own.
+		return unrecognised("post_processor that is several in a row")
+	case list[0].Type != "TemplateProcessing":
+		return unrecognised("post_processor %q", list[0].Type)
+	}
+	f = list[0]
 	var before, after []uint32
 	sequences := 0
 	for _, p := range f.Single {
@@ -677,8 +688,7 @@ func (n *native) recognisePostProcessor(f *filePostProcessor) error {
 	if sequences != 1 {
 		return unrecognised("post_processor %s", describe(f.Single))
 	}
-	n.before = append(before, n.before...)
-	n.after = append(n.after, after...)
+	n.before, n.after = before, after
 	return nil
 }
 

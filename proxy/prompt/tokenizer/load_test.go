@@ -44,6 +44,8 @@ func TestFromJSONIsStrict(t *testing.T) {
 	f(base, `"pre_tokenizer":`+byteLevelOnly, `"pre_tokenizer":null`, "pre_tokenizer")
 	f(base, `"post_processor":null`, `"post_processor":{"type":"RobertaProcessing"}`, "post_processor")
 	f(base, `"post_processor":null`, `"post_processor":{"type":"TemplateProcessing","single":[],"pair":[],"special_tokens":{}}`, "post_processor")
+	const bos = `{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"!","type_id":0}},{"Sequence":{"id":"A","type_id":0}}],"pair":[],"special_tokens":{"!":{"id":"!","ids":[0],"tokens":["!"]}}}`
+	f(base, `"post_processor":null`, `"post_processor":{"type":"Sequence","processors":[`+bos+`,`+bos+`]}`, "several in a row")
 	f(base, `"type":"BPE"`, `"type":"WordPiece"`, "model type")
 	f(base, `"dropout":null`, `"dropout":0.1`, "dropout")
 	f(base, `"continuing_subword_prefix":null`, `"continuing_subword_prefix":"##"`, "continuing_subword_prefix")

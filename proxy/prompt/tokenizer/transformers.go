@@ -124,10 +124,16 @@ func readSettings(dir string) (s settings, err error) {
 	}
 	s.readAdded(tokenizer.AddedTokensDecoder)
 	s.decoder = tokenizer.AddedTokensDecoder != nil
-	if !isTrue(tokenizer.Extra) {
+	if extra := tokenizer.Extra; !isTrue(extra) || extra.Kind() == '{' {
+		// The old name of the list counts where the new one has none.
 		tokenizer.Extra = tokenizer.Additional
+		if err := s.readNamed(members, extra); err != nil {
+			return s, err
+		}
+	} else if err := s.readNamed(members, nil); err != nil {
+		return s, err
 	}
-	return s, s.readNamed(members, tokenizer.Extra)
+	return s, s.readExtra(tokenizer.Extra)
 }
 
 // hasCode tells whether auto_map names code beside the model for its tokenizer.
@@ -210,9 +216,9 @@ func (s *settings) readAdded(decoder map[string]*settingsToken) {
 	}
 }
 
-// readNamed reads the special tokens: those that all classes know, those that
-// the model names and those without a name.
-func (s *settings) readNamed(members objectMembers, extra jsontext.Value) error {
+// readNamed reads the special tokens that have names: those that all classes
+// know, those that the model's files add, and those in byName.
+func (s *settings) readNamed(members objectMembers, byName jsontext.Value) error {
 	for _, name := range namedTokens {
 		token := &settingsToken{fileToken{Content: classTokens[s.class][name], Special: true}}
 		if v, ok := members.get(name); ok {
@@ -220,37 +226,43 @@ func (s *settings) readNamed(members objectMembers, extra jsontext.Value) error 
 		}
 		s.named = append(s.named, namedToken{name, token})
 	}
-	var objects []namedToken
+	var texts []namedToken
 	for _, m := range members {
 		if !strings.HasSuffix(m.name, "_token") || slices.Contains(namedTokens, m.name) {
 			continue
 		}
 		switch m.value.Kind() {
 		case '"':
-			s.named = append(s.named, namedToken{m.name, tokenIn(m.value)})
+			texts = append(texts, namedToken{m.name, tokenIn(m.value)})
 		case '{':
-			objects = append(objects, namedToken{m.name, tokenIn(m.value)})
+			s.named = append(s.named, namedToken{m.name, tokenIn(m.value)})
 		}
 	}
-	s.named = slices.Insert(s.named, len(namedTokens), objects...)
-	switch extra.Kind() {
-	case '{':
-		var byName objectMembers
-		if err := json.Unmarshal(extra, &byName); err != nil {
-			return fmt.Errorf("tokenizer: extra_special_tokens: %w", err)
-		}
-		for _, m := range byName {
-			s.named = append(s.named, namedToken{m.name, tokenIn(m.value)})
-		}
-	case '[':
-		var list []jsontext.Value
-		if err := json.Unmarshal(extra, &list); err != nil {
-			return fmt.Errorf("tokenizer: extra_special_tokens: %w", err)
-		}
-		for _, v := range list {
-			if token := tokenIn(v); token != nil {
-				s.extra = append(s.extra, *token)
-			}
+	s.named = append(s.named, texts...)
+	if byName.Kind() != '{' {
+		return nil
+	}
+	var more objectMembers
+	if err := json.Unmarshal(byName, &more); err != nil {
+		return fmt.Errorf("tokenizer: extra_special_tokens: %w", err)
+	}
+	for _, m := range more {
+		s.named = append(s.named, namedToken{m.name, tokenIn(m.value)})
+	}
+	return nil
+}
+
+func (s *settings) readExtra(list jsontext.Value) error {
+	if list.Kind() != '[' {
+		return nil
+	}
+	var values []jsontext.Value
+	if err := json.Unmarshal(list, &values); err != nil {
+		return fmt.Errorf("tokenizer: extra special tokens: %w", err)
+	}
+	for _, v := range values {
+		if token := tokenIn(v); token != nil {
+			s.extra = append(s.extra, *token)
 		}
 	}
 	return nil
