@@ -102,6 +102,9 @@ lint: ## gofmt, go vet, staticcheck, and govulncheck where its database can be r
 	go vet ./...
 	go tool staticcheck ./...
 	@for f in .ci/*.go; do go vet $$f && go tool staticcheck $$f || exit 1; done
+	@# What only a build with the tokenizers library has.
+	@if command -v gcc >/dev/null; then export CGO_ENABLED=1; \
+	go vet -tags hftokenizers ./proxy/prompt/... && go tool staticcheck -tags hftokenizers ./proxy/prompt/...; fi
 	@if command -v curl >/dev/null && curl -sfo /dev/null -m 10 https://vuln.go.dev/index/db.json; then \
 		echo "go tool govulncheck ./..."; go tool govulncheck ./...; \
 	else echo "govulncheck left out: https://vuln.go.dev is not reached from here"; fi
