@@ -93,6 +93,18 @@ func TestPromptReport(t *testing.T) {
 	if told != fmt.Sprint(*same.PromptTokens) {
 		t.Errorf("a request has %q tokens, the page says %d", told, *same.PromptTokens)
 	}
+	// With tools and calls, and text that the template has made of JSON.
+	called := reported(t, a, chat, `{"tools":[{"type":"function","function":{"name":"f"}}],"messages":[{"role":"user","content":"\u0041 \u00fc"},`+
+		`{"role":"assistant","content":null,"tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":"{\"a\": [1, \"\u00fc\"]}"}}]}]}`)
+	if want := `<|user|>
+A ü
+<|assistant|>
+
+<|call|>f {"a": [1, "ü"]}
+<|assistant|>
+`; !called.Exact || called.Rendered == nil || !strings.HasSuffix(*called.Rendered, want) || !strings.HasPrefix(*called.Rendered, "<|tools|>\n{") {
+		t.Errorf("with tools: %+v", called)
+	}
 	// A salt sets the hashes apart, and nothing else.
 	salted := reported(t, a, chat, strings.Replace(body, "{", `{"cache_salt":"s",`, 1))
 	if !slices.Equal(salted.Sequences[0].IDs, ids) || !slices.Equal(salted.Sequences[0].Hashes, hashes(index.Root("m", "", []byte("s")), ids)) {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -110,4 +111,46 @@ func TestAgentReloads(t *testing.T) {
 	says("configuration: retry.max_attempts: 0 is below 1")
 	p.signals <- syscall.SIGTERM
 	p.exit(0)
+}
+
+// What the command says of models whose tokenizers it finds: in the Hugging Face
+// cache, whose snapshots are links to blobs, and in directories.
+func TestCheckModels(t *testing.T) {
+	hub, empty := t.TempDir(), t.TempDir()
+	put := func(name, text string) {
+		t.Helper()
+		path := filepath.Join(hub, "models--org--w", name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put("refs/main", "0123abcd")
+	put("refs/pr/1", "4567cdef") // was not fetched
+	put("blobs/1", `{"version":"1.0","added_tokens":[],"normalizer":{"type":"BertNormalizer","lowercase":true},"model":{"type":"WordPiece","vocab":{"a":0}}}`)
+	put("snapshots/0123abcd/tokenizer_config.json", `{"tokenizer_class":"PreTrainedTokenizerFast"}`)
+	if err := os.Symlink("../../blobs/1", filepath.Join(hub, "models--org--w/snapshots/0123abcd/tokenizer.json")); err != nil {
+		t.Fatal(err)
+	}
+	f := func(models string, status int, want ...string) {
+		t.Helper()
+		p := start(t, "check", file(t, "inferrail.yaml", fmt.Sprintf("replicas: [{url: http://gpu:8000}]\ntokenizer: {hub_cache: %s}\nmodels:\n%s", hub, models)))
+		p.exit(status)
+		got := strings.NewReplacer(hub, "HUB", empty, "EMPTY").Replace(p.stdout.String())
+		for _, line := range want {
+			if !strings.Contains(got, line+"\n") {
+				t.Errorf("lacks %q:\n%s", line, got)
+			}
+		}
+	}
+	const why = `approximate: tokenizer: HUB/models--org--w/snapshots/0123abcd/tokenizer.json: normalizer BertNormalizer: unknown object member name lowercase: not followed natively; ` +
+		`this inferrail has been built without the Hugging Face tokenizers library: build one that has it by make build TOKENIZERS=hf`
+	f("- {name: w, tokenizer: org/w}\n- {name: org/w}\n- {name: c, tokenizer: org/w@0123abcd}\n- {name: e, tokenizer: "+empty+"}\n", 0,
+		"w (org/w): "+why, "org/w: "+why, "c (org/w@0123abcd): "+why,
+		"e (EMPTY): approximate: there is neither tokenizer.json nor tekken.json in EMPTY")
+	f("- {name: w, tokenizer: org/w@pr/1}\n- {name: x, tokenizer: org/w@v2}\n", 1,
+		`models[0].tokenizer: tokenizer "org/w@pr/1": HUB/models--org--w has no revision pr/1 (it has main, 0123abcd); fetch it with "hf download org/w --revision pr/1"`,
+		`models[1].tokenizer: tokenizer "org/w@v2": HUB/models--org--w has no revision v2 (it has main, 0123abcd); fetch it with "hf download org/w --revision v2"`)
 }

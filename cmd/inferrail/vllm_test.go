@@ -879,13 +879,16 @@ func (p *place) killed(t *testing.T, v *vllm) {
 	var streams []*bufio.Reader
 	tiers := []string{"copy", "auto"}
 	for _, tier := range tiers {
-		g := p.agent(t, tier, []string{v.url})
+		guards = append(guards, p.agent(t, tier, []string{v.url}))
+	}
+	// A stream lasts some seconds, which an agent may take to start.
+	for _, g := range guards {
 		resp, err := p.from(atClient).Post(g.url+"/v1/chat/completions", "application/json", strings.NewReader(endless(true)))
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer resp.Body.Close()
-		guards, streams = append(guards, g), append(streams, bufio.NewReader(resp.Body))
+		streams = append(streams, bufio.NewReader(resp.Body))
 	}
 	for _, s := range streams {
 		for range 40 {

@@ -30,9 +30,11 @@ func (m *Model) Rendered(kind Kind, body []byte, now time.Time) (text, why strin
 	case m.plain == nil:
 		return "", "the model has no chat template"
 	}
+	var p Prompt // whose memory nobody else uses, so that the text stays
+	o.memory, o.made = &p.scratch.values, &p.scratch.made
 	r, reason := o.chat()
 	if reason == Exact {
-		text, reason = m.render(new(Prompt), r, now)
+		text, reason = m.render(&p, r, now)
 	}
 	switch {
 	case reason == Exact:

@@ -127,7 +127,12 @@ func cached(model string) string {
 	var names []string
 	refs := filepath.Join(model, "refs")
 	_ = filepath.WalkDir(refs, func(path string, entry os.DirEntry, err error) error {
-		if err == nil && !entry.IsDir() {
+		if err != nil || entry.IsDir() {
+			return nil
+		}
+		// One of which only the name was fetched is not there.
+		commit, err := os.ReadFile(path)
+		if err == nil && isDirectory(filepath.Join(model, "snapshots", filepath.Base(strings.TrimSpace(string(commit))))) {
 			names = append(names, strings.TrimPrefix(path, refs+string(filepath.Separator)))
 		}
 		return nil

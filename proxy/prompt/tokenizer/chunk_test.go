@@ -231,7 +231,7 @@ func TestCacheKeepsWhatIsUsed(t *testing.T) {
 	}
 	large := key{1, 0, strings.Repeat("a system prompt ", 4000)}
 	c.Put(1, 0, large.text, idsOf(large))
-	for i := range 20_000 {
+	for i := range 5_000 {
 		n := 100 + i%3*300
 		if i%50 == 0 {
 			n = 6000
@@ -250,7 +250,7 @@ func TestCacheKeepsWhatIsUsed(t *testing.T) {
 		}
 	}
 	checkCache(t, c, size)
-	if c.Stats().Evictions < 10_000 {
+	if c.Stats().Evictions < 2_500 {
 		t.Errorf("%+v: the flood was no flood", c.Stats())
 	}
 }
