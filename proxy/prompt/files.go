@@ -18,6 +18,7 @@ import (
 // transformers reads them. Load reads it once; it is immutable then.
 type files struct {
 	dir           string
+	repository    string // that the engine loads, "" when it loads a directory
 	modelType     string
 	architectures []string
 	// templates are the chat templates by name; a model with one template has
@@ -44,12 +45,12 @@ var specialTokens = []string{"bos_token", "eos_token", "unk_token", "sep_token",
 
 // readFiles reads a model's directory. What is missing there is no error; a
 // file that cannot be read, or does not hold what it should, is.
-func readFiles(dir string) (*files, error) {
+func readFiles(dir, repository string) (*files, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, fmt.Errorf("tokenizer directory %s: %w", dir, err)
 	}
-	f := &files{dir: dir, templates: map[string]string{}, special: map[string]jinja.Value{}}
+	f := &files{dir: dir, repository: repository, templates: map[string]string{}, special: map[string]jinja.Value{}}
 	for _, entry := range entries {
 		f.names = append(f.names, entry.Name())
 	}
@@ -217,7 +218,7 @@ func (f *files) readSpecial(settings *jinja.Dict) error {
 			f.special[name] = token
 		}
 	}
-	if tokenizer.Class(f.modelType, f.tokenizerClass) != "" {
+	if tokenizer.Class(f.modelType, f.tokenizerClass, f.repository) != "" {
 		for _, name := range specialTokens {
 			if _, ok := given[name]; !ok {
 				f.unsure = append(f.unsure, name)

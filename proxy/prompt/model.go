@@ -144,7 +144,11 @@ func Load(source Source) (*Model, error) {
 		if err != nil {
 			return nil, err
 		}
-		if f, err = readFiles(dir); err != nil {
+		repository := ""
+		if dir != expand(source.Tokenizer) {
+			repository, _, _ = strings.Cut(source.Tokenizer, "@")
+		}
+		if f, err = readFiles(dir, repository); err != nil {
 			return nil, err
 		}
 		if err := m.loadTokenizer(f, source.Cache); err != nil {
@@ -195,7 +199,7 @@ func (m *Model) loadTokenizer(f *files, cache *tokenizer.Cache) error {
 		m.lacking, m.why = BadTokenizer, "the engine uses a SentencePiece model of Mistral's, which is not followed"
 		return nil
 	}
-	t, err := tokenizer.Load(f.dir, tokenizer.Options{Cache: cache, Tekken: f.form() == formMistral})
+	t, err := tokenizer.Load(f.dir, tokenizer.Options{Cache: cache, Repository: f.repository, Tekken: f.form() == formMistral})
 	switch {
 	case err == nil:
 		m.tokenizer = t

@@ -5,13 +5,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/inferrail/inferrail/proxy/prompt/tokenizer"
-
 	"github.com/inferrail/inferrail/proxy/prompt/template"
+	"github.com/inferrail/inferrail/proxy/prompt/tokenizer"
 )
 
 // bytesTokenizer is a tokenizer.json whose tokens are single bytes.
@@ -243,4 +243,35 @@ func TestClockOfTemplates(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestRepositoryTellsTheClass: of a distillate that an engine loads by its name
+// transformers takes the file as it is, of the same files in a directory it does
+// not.
+func TestRepositoryTellsTheClass(t *testing.T) {
+	cache := t.TempDir()
+	snapshot := filepath.Join(cache, "models--deepseek-ai--DeepSeek-R1-Distill-Llama-8B/snapshots/0123")
+	if err := os.MkdirAll(snapshot, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	write(t, snapshot, "config.json", map[string]any{"model_type": "llama"})
+	write(t, snapshot, "tokenizer_config.json", map[string]any{"tokenizer_class": "LlamaTokenizerFast"})
+	if err := os.WriteFile(filepath.Join(snapshot, "tokenizer.json"), []byte(bytesTokenizer()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f := func(name string, want bool) {
+		t.Helper()
+		m, err := Load(Source{Tokenizer: name, HubCache: cache})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer m.Close()
+		var p Prompt
+		m.Follow(&p, Completion, []byte(`{"prompt":"ab"}`), epoch)
+		if got := p.Reason == Exact && slices.Equal(p.IDs, []uint32{'a', 'b'}); got != want {
+			t.Errorf("%s: %v, ids %d; as in the file: want %v", name, p.Reason, p.IDs, want)
+		}
+	}
+	f("deepseek-ai/DeepSeek-R1-Distill-Llama-8B@0123", true)
+	f(snapshot, false)
 }

@@ -1,6 +1,7 @@
 package tokenizer
 
 import (
+	"path"
 	"slices"
 	"strings"
 )
@@ -64,9 +65,22 @@ var otherClasses = strings.Fields(`
 	Siglip Speech2Text SpeechT5 Splinter T5 Tapas Tipsv2 Udop VideoPrism Vits Wav2Vec2CTC Wav2Vec2PhonemeCTC
 	Whisper XGLM XLMRoberta XLM XLNet`)
 
+// generalNames are the repositories, in lower case, whose tokenizers transformers
+// gives the general class because it knows that the files there name a wrong one.
+var generalNames = strings.Fields(`deepseek-ai/deepseek-r1-distill-llama-* deepseek-ai/deepseek-coder-*
+	allenai/dolma2-tokenizer google/umt5-small naver-clova-ix/donut-* salesforce/blip2-opt-* salesforce/blip2-flan-t5-*
+	salesforce/instructblip-flan-t5-* stepfun-ai/step-3.7-*`)
+
 // Class is the class that transformers gives the tokenizer of a model of that
-// type, whose files name a class: "" for the general one. Either may be "".
-func Class(modelType, named string) string {
+// type, whose files name a class: "" for the general one. Each may be "".
+// repository is the name that the engine loads the model by, "" for a directory.
+func Class(modelType, named, repository string) string {
+	if slices.ContainsFunc(generalNames, func(pattern string) bool {
+		ok, _ := path.Match(pattern, strings.ToLower(repository))
+		return ok
+	}) {
+		return ""
+	}
 	named = strings.TrimSuffix(named, "Fast")
 	own := typeClasses[modelType]
 	switch {

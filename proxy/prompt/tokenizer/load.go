@@ -48,7 +48,7 @@ func Load(dir string, o Options) (*Tokenizer, error) {
 	} else if err != nil {
 		return nil, fmt.Errorf("tokenizer: %w", err)
 	}
-	beside, err := readSettings(dir)
+	beside, err := readSettings(dir, o.Repository)
 	if err != nil {
 		return nil, err
 	}

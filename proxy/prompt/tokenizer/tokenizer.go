@@ -35,6 +35,9 @@ type plainPipeline interface {
 type Options struct {
 	// Cache holds the ids of texts seen before; nil for none.
 	Cache *Cache
+	// Repository is the name org/name that the engine loads the model by; empty
+	// when it loads a directory. transformers knows some names.
+	Repository string
 	// Tekken takes tekken.json where there is a tokenizer.json too.
 	Tekken bool
 }

@@ -57,7 +57,7 @@ var classTokens = map[string]map[string]string{
 }
 
 // readSettings reads the files beside a tokenizer.json.
-func readSettings(dir string) (s settings, err error) {
+func readSettings(dir, repository string) (s settings, err error) {
 	var model struct {
 		ModelType      string  `json:"model_type"`
 		TokenizerClass *string `json:"tokenizer_class"`
@@ -106,7 +106,7 @@ func readSettings(dir string) (s settings, err error) {
 			named = *class
 		}
 	}
-	s.class = Class(model.ModelType, named)
+	s.class = Class(model.ModelType, named, repository)
 	if hasCode(tokenizer.AutoMap) {
 		// The engine runs it if it was told to trust it.
 		if slices.Contains(generalTypes, model.ModelType) {

@@ -140,7 +140,7 @@ func TestLibraryGetsTheFileAsItIs(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		s, err := readSettings(dir)
+		s, err := readSettings(dir, "")
 		if err != nil {
 			t.Fatal(err)
 		}
