@@ -32,7 +32,7 @@ func corpus(t testing.TB) (folder string, cases []corpusCase) {
 	t.Helper()
 	shared := os.Getenv("INFERRAIL_SHARED")
 	if shared == "" {
-		shared = "../../../shared"
+		shared = "../../../../shared"
 	}
 	folder = filepath.Join(shared, "templates")
 	f, err := os.Open(filepath.Join(folder, "cases.json.gz"))
