@@ -70,12 +70,6 @@ func (t *Template) Uses(name string) bool { return t.names[name] }
 // is then not to be remembered.
 func (t *Template) UsesClock() bool { return t.clock }
 
-// Render is Append with a string of its own.
-func (t *Template) Render(vars map[string]jinja.Value, now time.Time) (text string, err error) {
-	b, err := t.Append(nil, vars, now)
-	return string(b), err
-}
-
 // Append renders the template with the variables and appends the text to dst.
 // now is what strftime_now tells. An error is what transformers would raise, or
 // ErrUnfollowed; dst is then returned as it was. Neither vars nor what is in

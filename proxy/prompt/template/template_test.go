@@ -242,3 +242,9 @@ func TestTemplateFunctionsGiven(t *testing.T) {
 		t.Errorf("got %v, want it not to be followed", err)
 	}
 }
+
+// Render is Append with a string of its own.
+func (t *Template) Render(vars map[string]jinja.Value, now time.Time) (text string, err error) {
+	b, err := t.Append(nil, vars, now)
+	return string(b), err
+}
