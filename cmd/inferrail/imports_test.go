@@ -18,12 +18,12 @@ const module = "github.com/inferrail/inferrail/"
 // folder that is not here must not hold Go.
 var mayImport = map[string][]string{
 	"cmd":       {"agent", "bench", "simulator"},
-	"agent":     {"bpf", "proxy", "proxy/prompt", "proxy/prompt/tokenizer", "index", "policy"},
+	"agent":     {"bpf", "proxy", "proxy/prompt", "proxy/prompt/tokenizer", "index", "index/kvevent", "policy"},
 	"proxy":     {"index", "policy", "proxy/prompt", "proxy/prompt/template", "proxy/prompt/tokenizer"},
-	"simulator": {"index", "policy", "proxy/prompt", "proxy/prompt/tokenizer"},
+	"simulator": {"index", "index/kvevent", "policy", "proxy/prompt", "proxy/prompt/tokenizer"},
 	"bench":     {"simulator"},
 	"bpf":       {},
-	"index":     {},
+	"index":     {"index/kvevent"},
 	"policy":    {},
 	"deploy":    {},
 }
@@ -50,6 +50,8 @@ var onlyIn = []struct {
 	{path: "github.com/miekg/dns", folders: []string{"agent"}},
 	{path: "github.com/zeebo/xxh3", folders: []string{"index", "proxy"}},
 	{path: "github.com/vishvananda/netlink", folders: []string{"agent", "bench"}, tests: []string{"bpf", "cmd"}},
+	{path: "github.com/vmihailenco/msgpack", folders: []string{"index"}},
+	{path: "github.com/go-zeromq/zmq4", folders: []string{"agent", "simulator"}, tests: []string{"cmd"}},
 	{path: "github.com/daulet/tokenizers", folders: []string{"proxy"}},
 	{path: "github.com/cockroachdb/datadriven", tests: []string{"agent", "proxy", "policy", "index", "simulator", "bench", "bpf", "cmd"}},
 	{path: "testing", tests: []string{"agent", "proxy", "policy", "index", "simulator", "bench", "bpf", "cmd"}},
