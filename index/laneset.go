@@ -27,22 +27,22 @@ const (
 	listed = 4
 	mapped = 5
 
-	countShift = 32
-	classShift = 28
+	lanesShift = 32
+	wordsShift = 28
 	classes    = 11 // the largest has 1,024 words: all lanes there can be
 )
 
 func (s laneSet) kind() uint64    { return uint64(s) >> kindShift & 7 }
 func (s laneSet) version() uint64 { return uint64(s) >> versionShift }
-func (s laneSet) class() int      { return int(s >> classShift & 0xf) }
-func (s laneSet) first() int      { return int(s & (1<<classShift - 1)) }
+func (s laneSet) class() int      { return int(s >> wordsShift & 0xf) }
+func (s laneSet) first() int      { return int(s & (1<<wordsShift - 1)) }
 
 // count is how many lanes are in the set.
 func (s laneSet) count() int {
 	if k := s.kind(); k <= maxInline {
 		return int(k)
 	}
-	return 1 + int(s>>countShift&0xffff)
+	return 1 + int(s>>lanesShift&0xffff)
 }
 
 // alike reports whether two sets have the same lanes, when one is part of the
@@ -51,7 +51,7 @@ func (s laneSet) alike(other laneSet) bool {
 	if s.kind() <= maxInline || other.kind() <= maxInline {
 		return (s^other)<<(64-versionShift) == 0
 	}
-	return (s^other)>>countShift&0xffff == 0
+	return (s^other)>>lanesShift&0xffff == 0
 }
 
 // inlineLane is lane i of a set that has it in itself.
@@ -73,7 +73,7 @@ func (s laneSet) dead() laneSet { return s.inline(0, 0).next() }
 
 // outside returns a set with other words, whose number of lanes is n.
 func (s laneSet) outside(kind uint64, n, class, first int) laneSet {
-	return s.inline(kind, uint64(n-1)<<countShift|uint64(class)<<classShift|uint64(first)).next()
+	return s.inline(kind, uint64(n-1)<<lanesShift|uint64(class)<<wordsShift|uint64(first)).next()
 }
 
 // classFor is the class that has at least n words.
@@ -173,7 +173,7 @@ func (t *table) join(s *shard, p *part, e *entry, l lane) (words int) {
 		if n < 4<<set.class() {
 			p.setListed(set.first(), n, l)
 			t.pause()
-			e.set.store(set + 1<<countShift)
+			e.set.store(set + 1<<lanesShift)
 			t.pause()
 			return 0
 		}
@@ -184,7 +184,7 @@ func (t *table) join(s *shard, p *part, e *entry, l lane) (words int) {
 		if int(l/64) < 1<<set.class() {
 			p.setMapped(set.first(), l)
 			t.pause()
-			e.set.store(set + 1<<countShift)
+			e.set.store(set + 1<<lanesShift)
 			t.pause()
 			return 0
 		}
@@ -291,7 +291,7 @@ func (t *table) quit(s *shard, p *part, e *entry, l lane) (words int) {
 		t.pause()
 	default:
 		// The number first: it is never more than what the map has. See match.
-		e.set.store(set - 1<<countShift)
+		e.set.store(set - 1<<lanesShift)
 		t.pause()
 		word := &p.words[set.first()+int(l/64)]
 		atomic.StoreUint64(word, *word&^(1<<(l%64)))

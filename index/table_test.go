@@ -429,7 +429,7 @@ func TestTableReaders(t *testing.T) {
 					r := rand.New(rand.NewPCG(5, uint64(w)))
 					held := make([]int, lanes)
 					var other []Hash
-					for range 30000 {
+					for range 6000 {
 						l := 1 + 2*(3*r.IntN((lanes/2+2)/3)+w)
 						if l < lanes {
 							if n := r.IntN(limit[l] + 1); r.IntN(50) == 0 {
