@@ -82,21 +82,24 @@ type entry struct {
 	set    laneSet
 }
 
-// A part has between half and all of maxBlocks in a group, or is one group.
+// A part has between half and all of maxBlocks in a group, or is one group, or
+// none.
 // These leave room enough that few blocks are passed by.
 const maxBlocks = 4
 
 func newTable() *table {
 	t := &table{seed: [2]uint64{rand.Uint64(), rand.Uint64()}, shards: new([shards]shard)}
-	none := &part{}
 	for i := range t.parts {
-		t.parts[i].Store(none)
+		t.parts[i].Store(&noBlocks)
 	}
-	t.size.Store(int64(unsafe.Sizeof(*t) + unsafe.Sizeof(*t.shards) + unsafe.Sizeof(*none)))
 	return t
 }
 
-// bytes is the memory that the table holds.
+// noBlocks is the part of any shard that has none.
+var noBlocks part
+
+// bytes is the memory that blocks take in the table: all of it but the 18 KB
+// that it has when there are none.
 func (t *table) bytes() int64 { return t.size.Load() }
 
 // pause is a place between two steps.
@@ -232,8 +235,12 @@ func (t *table) leave(h Hash, l lane) {
 		t.remove(p, e, at, place)
 		s.blocks--
 	}
-	if n := len(p.groups); n > 1 && 2*s.blocks < maxBlocks*n || len(p.words) > 64 && 4*s.used < len(p.words) {
-		t.rebuild(i, max(1, min(n, s.blocks/3+1)), 0)
+	n := len(p.groups)
+	switch {
+	case s.blocks == 0:
+		t.rebuild(i, 0, 0)
+	case n > 1 && 2*s.blocks < maxBlocks*n || len(p.words) > 64 && 4*s.used < len(p.words):
+		t.rebuild(i, min(n, s.blocks/3+1), 0)
 	}
 }
 
@@ -264,7 +271,10 @@ func (t *table) rebuild(i, n, words int) *part {
 	}
 	// Growing makes use of all that the allocator gives.
 	groups, space := slices.Grow([]group(nil), n), slices.Grow([]uint64(nil), words)
-	p := &part{groups: groups[:cap(groups)], words: space[:cap(space)]}
+	p := &noBlocks
+	if n > 0 {
+		p = &part{groups: groups[:cap(groups)], words: space[:cap(space)]}
+	}
 	s.taken, s.used, s.free = 0, 0, [classes]uint32{}
 	for j := range old.groups {
 		for control, k := old.groups[j].control, 0; k < groupEntries; k++ {
@@ -296,7 +306,7 @@ func (t *table) rebuild(i, n, words int) *part {
 	return p
 }
 
-// bytes is the memory of a part. That of the empty part is shared.
+// bytes is the memory of a part.
 func (p *part) bytes() int64 {
 	if len(p.groups) == 0 {
 		return 0
