@@ -45,13 +45,13 @@ func (s laneSet) count() int {
 	return 1 + int(s>>lanesShift&0xffff)
 }
 
-// alike reports whether two sets have the same lanes, when one is part of the
-// other.
-func (s laneSet) alike(other laneSet) bool {
-	if s.kind() <= maxInline || other.kind() <= maxInline {
-		return (s^other)<<(64-versionShift) == 0
+// holders is what is the same of two sets that have the same lanes: of larger
+// ones only how many there are, which will do when one is part of the other.
+func (s laneSet) holders() uint64 {
+	if s.kind() <= maxInline {
+		return uint64(s) << (64 - versionShift) >> (64 - versionShift)
 	}
-	return (s^other)>>lanesShift&0xffff == 0
+	return 7<<kindShift | uint64(s)>>lanesShift&0xffff
 }
 
 // inlineLane is lane i of a set that has it in itself.

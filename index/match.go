@@ -8,9 +8,10 @@ import (
 // found is what the table has of one block at the moment of looking. The zero
 // value is a block that no lane has.
 type found struct {
-	part  *part
-	entry *entry
-	set   laneSet
+	part    *part
+	entry   *entry
+	set     laneSet
+	holders uint64 // of set
 }
 
 // probes is how many blocks are looked up at a time. Their places in memory do
@@ -80,7 +81,9 @@ func (m *matching) run() bool {
 		return false
 	}
 	m.last, m.reached = m.read, 1
-	m.narrow(0, end-1, first, last)
+	if end > 1 && first.holders != last.holders {
+		m.narrow(0, end-1, &first, &last)
+	}
 	m.ends(end, last)
 	for i, lanes := range m.last[:m.words] {
 		m.reach(i, lanes)
@@ -88,24 +91,32 @@ func (m *matching) run() bool {
 	return true
 }
 
-// narrow finds the ends of segments between two blocks.
-func (m *matching) narrow(from, to int, a, b found) {
-	if from == to || a.set.alike(b.set) || a.set == 0 {
-		return
-	}
+// narrow finds the ends of segments between two blocks. The first of them is
+// held, and by others than the second.
+func (m *matching) narrow(from, to int, a, b *found) {
 	if to-from == 1 {
-		m.ends(to, a)
+		m.ends(to, *a)
 		return
 	}
 	step := (to - from + probes) / (probes + 1)
 	var at [probes]found
 	n := (to - from - 1) / step
-	m.findMany(at[:n], from+step, step)
+	m.findMany(&at, n, from+step, step)
 	for i := range n {
-		m.narrow(from, from+step, a, at[i])
-		from, a = from+step, at[i]
+		if next := &at[i]; a.holders != next.holders {
+			m.narrow(from, from+step, a, next)
+			a = next
+			if a.set == 0 {
+				return
+			}
+		} else {
+			a = next
+		}
+		from += step
 	}
-	m.narrow(from, to, a, b)
+	if a.holders != b.holders {
+		m.narrow(from, to, a, b)
+	}
 }
 
 // ends is told that a segment ends before block end, and what was found of the
@@ -129,8 +140,8 @@ func (m *matching) ends(end int, a found) {
 		// segment: those that left, too, are to get the depth they have.
 		from := m.start
 		a = m.find(end - 1)
-		if from < end-1 {
-			m.narrow(from, end-1, m.find(from), a)
+		if begin := m.find(from); from < end-1 && begin.set != 0 && begin.holders != a.holders {
+			m.narrow(from, end-1, &begin, &a)
 		}
 	}
 	for i := range m.words {
@@ -185,23 +196,32 @@ func (m *matching) lanes(f *found) laneSet {
 
 // find looks for one block of the chain.
 func (m *matching) find(i int) found {
-	h := m.chain[i]
-	place := m.table.place(h)
-	return m.table.look(m.table.parts[shardAt(place)].Load(), h, place)
+	h := &m.chain[i]
+	place := m.table.place(*h)
+	p := m.table.parts[shardAt(place)].Load()
+	return m.table.look(p, h, place)
 }
 
-// findMany looks for a block at from, and for one each step behind it.
-func (m *matching) findMany(to []found, from, step int) {
-	for i := range to {
-		to[i] = m.find(from + i*step)
+// findMany looks for n blocks: one at from, and one each step behind it.
+func (m *matching) findMany(to *[probes]found, n, from, step int) {
+	t := m.table
+	var places [probes]uint64
+	for i := range n {
+		place := t.place(m.chain[from+i*step])
+		p := t.parts[shardAt(place)].Load()
+		places[i], to[i].part = place, p
+		// Both lines of all groups are on their way before the first is needed.
+		g := &p.groups[groupAt(place, len(p.groups))]
+		atomic.LoadUint64(&g.control)
+		atomic.LoadUint64(&g.entries[groupEntries/2].lo)
+	}
+	for i := range n {
+		to[i] = t.look(to[i].part, &m.chain[from+i*step], places[i])
 	}
 }
 
 // look is find of the part for those who do not have the shard locked.
-func (t *table) look(p *part, h Hash, place uint64) found {
-	if len(p.groups) == 0 {
-		return found{}
-	}
+func (t *table) look(p *part, h *Hash, place uint64) found {
 	at, tag := groupAt(place, len(p.groups)), tagAt(place)
 	for range p.groups {
 		g := &p.groups[at]
@@ -210,7 +230,7 @@ func (t *table) look(p *part, h Hash, place uint64) found {
 		for some := tagged(control, tag); some != 0; some &= some - 1 {
 			e := &g.entries[entryAt(some)]
 			if set := t.lookAt(e, h); set != 0 {
-				return found{p, e, set}
+				return found{p, e, set, set.holders()}
 			}
 		}
 		if control>>passedShift == 0 {
@@ -224,7 +244,7 @@ func (t *table) look(p *part, h Hash, place uint64) found {
 }
 
 // lookAt returns the lanes in an entry if it is that of a block, and else 0.
-func (t *table) lookAt(e *entry, h Hash) laneSet {
+func (t *table) lookAt(e *entry, h *Hash) laneSet {
 	set := e.set.load()
 	for range tries {
 		t.pause()

@@ -95,8 +95,9 @@ func newTable() *table {
 	return t
 }
 
-// noBlocks is the part of any shard that has none.
-var noBlocks part
+// noBlocks is the part of any shard that has none. It has a group, so that
+// readers need not ask.
+var noBlocks = part{groups: make([]group, 1)}
 
 // bytes is the memory that blocks take in the table: all of it but the 18 KB
 // that it has when there are none.
@@ -139,9 +140,6 @@ func entryAt(tagged uint64) int { return bits.TrailingZeros64(tagged) / 8 }
 // find returns the entry of a block, whose shard is locked, and the group it is
 // in; nil if it has none.
 func (p *part) find(h Hash, place uint64) (*entry, int) {
-	if len(p.groups) == 0 {
-		return nil, 0
-	}
 	at, tag := groupAt(place, len(p.groups)), tagAt(place)
 	for range p.groups {
 		g := &p.groups[at]
@@ -171,8 +169,10 @@ func (t *table) enter(h Hash, l lane) {
 	p := t.parts[i].Load()
 	e, _ := p.find(h, place)
 	if e == nil {
-		if s.blocks >= maxBlocks*len(p.groups) {
-			p = t.rebuild(i, len(p.groups)+len(p.groups)/4+1, 0)
+		if p == &noBlocks {
+			p = t.rebuild(i, 1, 0)
+		} else if n := len(p.groups); s.blocks >= maxBlocks*n {
+			p = t.rebuild(i, n+n/4+1, 0)
 		}
 		t.insert(p, h, place, l)
 		s.blocks++
@@ -308,7 +308,7 @@ func (t *table) rebuild(i, n, words int) *part {
 
 // bytes is the memory of a part.
 func (p *part) bytes() int64 {
-	if len(p.groups) == 0 {
+	if p == &noBlocks {
 		return 0
 	}
 	return int64(unsafe.Sizeof(*p)) + int64(len(p.groups))*int64(unsafe.Sizeof(group{})) + int64(len(p.words))*8
