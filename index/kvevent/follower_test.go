@@ -365,7 +365,6 @@ func (h *history) step() {
 		}
 	default:
 		h.now = h.now.Add(time.Duration(r.IntN(3000)) * time.Millisecond)
-		h.f.Tick(h.now)
 	}
 	h.run()
 }
@@ -385,6 +384,7 @@ func (h *history) disconnect() {
 }
 
 func (h *history) run() {
+	h.f.Tick(h.now)
 	for {
 		a := h.f.Next(h.now)
 		if (a.Why == "") != (a.State == Exact) {
@@ -489,7 +489,6 @@ func (h *history) calm() {
 			h.wire = h.wire[1:]
 		default:
 			h.now = h.now.Add(250 * time.Millisecond)
-			h.f.Tick(h.now)
 		}
 		h.run()
 		if h.t.Failed() {
