@@ -36,7 +36,8 @@ type fleet struct {
 	discovery *discovery
 	prompts   *prompts
 	// index knows what the members' engines hold.
-	index *index.Index
+	index  *index.Index
+	states *slotStates
 
 	stopped context.Context
 	stop    context.CancelFunc
@@ -57,6 +58,8 @@ type fleet struct {
 	shadowed map[string]bool // aliases already reported as hidden by a model
 	// cacheNames are the names that base models have in the index.
 	cacheNames map[string]string
+	// warm is what a snapshot holds that no member has taken yet.
+	warm *warmth
 }
 
 // startFleet starts to look for engines and to watch them. It returns after
@@ -64,6 +67,9 @@ type fleet struct {
 // checked once.
 func startFleet(cfg *Config, log *slog.Logger, publish func(*proxy.Fleet), engines func([]netip.AddrPort)) (*fleet, error) {
 	f := newFleet(cfg, log, publish, engines)
+	if file := cfg.Index.Snapshot; file != "" {
+		f.load(file, int64(cfg.Index.MaxBytes)+leastIndex, time.Now())
+	}
 	if err := f.start(); err != nil {
 		return nil, err
 	}
@@ -90,6 +96,7 @@ func newFleet(cfg *Config, log *slog.Logger, publish func(*proxy.Fleet), engines
 		shadowed: map[string]bool{},
 		serving:  make(chan struct{}),
 	}
+	f.states = &slotStates{index: f.index, slots: map[int]slotState{}}
 	f.cfg.Store(cfg)
 	f.stopped, f.stop = context.WithCancel(context.Background())
 	f.discovery = newDiscovery(log, f.apply)
@@ -326,6 +333,7 @@ func (f *fleet) releaseLocked(m *member) {
 	m.replica.Close()
 	f.prompts.release(m.replica.Slot)
 	f.index.Leave(m.replica.Slot)
+	f.states.left(m.replica.Slot)
 	if m.server.members--; m.server.members == 0 {
 		m.server.end()
 		f.servers = slices.DeleteFunc(f.servers, func(s *server) bool { return s == m.server })
@@ -671,6 +679,8 @@ func (f *fleet) status() any {
 		InFlight int        `json:"in_flight"`
 		Pending  int        `json:"pending"`
 		Models   []string   `json:"models"`
+		// Cache is what is known of the engine's KV cache.
+		Cache cacheStatus `json:"kv_cache"`
 	}
 	type model struct {
 		Name     string   `json:"name"`
@@ -692,7 +702,7 @@ func (f *fleet) status() any {
 		row := replica{
 			m.replica.Slot, m.id, m.url, m.source, m.cfg.Engine, m.vitals.standing.String(), m.takesRequests(),
 			m.reason(), nil, m.vitals.ejections, m.vitals.failedChecks, m.replica.Failures(),
-			m.replica.Share(now), m.replica.InFlight(), m.replica.Pending(), names(m.models)}
+			m.replica.Share(now), m.replica.InFlight(), m.replica.Pending(), names(m.models), m.cacheStatusLocked()}
 		if until := m.vitals.until; !until.IsZero() {
 			row.Until = &until
 		}
@@ -746,6 +756,8 @@ var (
 		"Requests sent to a replica and not finished.", []string{"replica"}, nil)
 	replicaPendingDesc = prometheus.NewDesc("inferrail_replica_requests_pending",
 		"Requests that wait in the agent for their turn at a replica.", []string{"replica"}, nil)
+	replicaRestartsDesc = prometheus.NewDesc("inferrail_replica_restarts_total",
+		"Times that the replica's engine was seen to have started anew, with nothing in its KV cache.", []string{"replica"}, nil)
 	discoveryUpDesc = prometheus.NewDesc("inferrail_discovery_up",
 		"1 when the source of discovery answered when it was asked last.", []string{"source"}, nil)
 )
@@ -757,6 +769,7 @@ func (f *fleet) Describe(ch chan<- *prometheus.Desc) {
 	ch <- replicaEjectionsDesc
 	ch <- replicaRunningDesc
 	ch <- replicaPendingDesc
+	ch <- replicaRestartsDesc
 	ch <- discoveryUpDesc
 }
 
@@ -783,6 +796,7 @@ func (f *fleet) Collect(ch chan<- prometheus.Metric) {
 			gauge(replicaStateDesc, one(m.vitals.standing == s), m.id, s.String())
 		}
 		ch <- prometheus.MustNewConstMetric(replicaEjectionsDesc, prometheus.CounterValue, float64(m.vitals.ejections), m.id)
+		ch <- prometheus.MustNewConstMetric(replicaRestartsDesc, prometheus.CounterValue, float64(m.restarts), m.id)
 	}
 	// One that has left may have its successor's name.
 	running, pending := map[string]int{}, map[string]int{}

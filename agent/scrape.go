@@ -270,6 +270,11 @@ func (f *fleet) toldLocked(s *server, r *reading) {
 	if changed {
 		f.publishLocked()
 	}
+	for _, m := range f.membersOfLocked(s) {
+		if m.cache.joined {
+			f.restoreLocked(m)
+		}
+	}
 }
 
 // membersOfLocked are the members of a server, those that are leaving included.
