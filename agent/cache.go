@@ -21,6 +21,7 @@ type engineCache struct {
 	engine        string
 	block, blocks int
 	uncached      bool
+	published     int // how many tokens a block has by the engine's events
 	doubted       int // the block that was told and differs from what is configured
 }
 
@@ -136,7 +137,7 @@ func (f *fleet) joinIndexLocked(cfg *Config, m *member) bool {
 	}
 	slot := index.SlotConfig{
 		Model:        cmp.Or(f.cacheNames[model], model),
-		BlockSize:    cmp.Or(f.configuredBlock(cfg, m), m.cache.block, defaultBlock),
+		BlockSize:    cmp.Or(m.cache.published, f.configuredBlock(cfg, m), m.cache.block, defaultBlock),
 		Capacity:     cmp.Or(m.cfg.KVBlocks, m.cache.blocks, cfg.Index.DefaultCapacity),
 		AfterPrefill: m.engine() == "sglang",
 	}

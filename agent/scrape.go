@@ -236,17 +236,8 @@ func (f *fleet) toldLocked(s *server, r *reading) {
 			f.restartedLocked(m, why)
 		}
 	}
-	if n := len(r.ranks); n > 0 && n != s.ranks {
-		s.ranks = n
-		for _, w := range f.wanted {
-			if w.ID == s.id && w.URL == s.url && w.DataParallel > 0 && w.DataParallel != n {
-				f.log.Warn("data_parallel is not what the engine tells; requests for ranks that it does not have fail there",
-					"replica", s.id, "url", s.url, "configured", w.DataParallel, "told", n)
-			}
-		}
-		if err := f.applyLocked(f.wanted); err != nil {
-			f.log.Warn("not every rank of an engine can be a replica", "replica", s.id, "why", err)
-		}
+	if n := len(r.ranks); n > 0 {
+		f.ranksToldLocked(s, n)
 	}
 	changed := false
 	for _, m := range f.membersOfLocked(s) {
@@ -274,6 +265,46 @@ func (f *fleet) toldLocked(s *server, r *reading) {
 		if m.cache.joined {
 			f.restoreLocked(m)
 		}
+	}
+}
+
+// ranksToldLocked makes the members of a server those ranks that it is said to
+// have, where the configuration does not say how many.
+func (f *fleet) ranksToldLocked(s *server, n int) {
+	if n = min(n, mostRanks); n == s.ranks {
+		return
+	}
+	s.ranks = n
+	for _, w := range f.wanted {
+		if w.ID == s.id && w.URL == s.url && w.DataParallel > 0 && w.DataParallel != n {
+			f.log.Warn("data_parallel is not what the engine tells; requests for ranks that it does not have fail there",
+				"replica", s.id, "url", s.url, "configured", w.DataParallel, "told", n)
+		}
+	}
+	if err := f.applyLocked(f.wanted); err != nil {
+		f.log.Warn("not every rank of an engine can be a replica", "replica", s.id, "why", err)
+	}
+}
+
+// learnRanks tells how many data-parallel ranks publish the events of a member's
+// engine. Where its other pages tell how many there are, they are believed.
+func (f *fleet) learnRanks(m *member, n int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if m.gone.IsZero() && n > 0 && len(m.server.life.ranks) == 0 {
+		f.ranksToldLocked(m.server, n)
+	}
+}
+
+// learnBlock tells how many tokens the blocks have that a member's engine tells
+// of by events, which no other number outweighs. What its slot holds under
+// another is forgotten.
+func (f *fleet) learnBlock(m *member, tokens int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if m.gone.IsZero() && tokens > 0 && tokens <= mostBlockTokens && m.cache.published != tokens {
+		m.cache.published = tokens
+		f.publishLocked()
 	}
 }
 

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/inferrail/inferrail/simulator"
 )
 
 // paged is an engine whose pages a test writes. A page that it was given none of
@@ -222,4 +224,25 @@ func TestRestartsAreSeen(t *testing.T) {
 	s.expectCaches("a: 500x16 restarted 1")
 	e.set("/metrics", vllmPage(0, 16, 500, "True", 150))
 	s.expectCaches("a: 500x16 restarted 2")
+}
+
+// What simulated engines tell is read as what real ones do.
+func TestSimulatorsCaches(t *testing.T) {
+	start := func(c simulator.Config) string {
+		t.Helper()
+		c.ServedModelName, c.ZeroLatency = []string{"m"}, true
+		server, err := simulator.Start(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { server.Close() })
+		return server.URL()
+	}
+	s := newStage(t, nil,
+		ReplicaConfig{ID: "vllm", URL: start(simulator.Config{BlockSize: 32, NumGPUBlocks: 500})},
+		ReplicaConfig{ID: "ranks", URL: start(simulator.Config{BlockSize: 16, NumGPUBlocks: 300, DataParallelSize: 2})},
+		ReplicaConfig{ID: "off", URL: start(simulator.Config{NumGPUBlocks: 300, NoEnablePrefixCaching: true})},
+		ReplicaConfig{ID: "sglang", URL: start(simulator.Config{Engine: "sglang", BlockSize: 16, NumGPUBlocks: 400})},
+		ReplicaConfig{ID: "both", URL: start(simulator.Config{Engine: "sglang", BlockSize: 16, NumGPUBlocks: 400, DataParallelSize: 2})})
+	s.expectCaches("vllm: 500x32, ranks/0: 300x16, ranks/1: 300x16, off: 300x16 off, sglang: 400x16 after prefill, both/0: 400x16 after prefill, both/1: 400x16 after prefill")
 }
