@@ -1,5 +1,5 @@
 //go:build race
 
-package index
+package kvevent
 
 const raceDetector = true
