@@ -44,6 +44,9 @@ type matching struct {
 	last    [laneWords]uint64
 	reached int
 	read    [laneWords]uint64 // a set read, for the next last
+	// Of findMany, which finds them cleared already.
+	places [probes]uint64
+	groups [probes]*group
 }
 
 // match sets depth[l], for each lane l that has the first block of the chain, to
@@ -202,21 +205,40 @@ func (m *matching) find(i int) found {
 	return m.table.look(p, h, place)
 }
 
-// findMany looks for n blocks: one at from, and one each step behind it.
+// findMany looks for n blocks: one at from, and one each step behind it. to is
+// zero at first.
 func (m *matching) findMany(to *[probes]found, n, from, step int) {
 	t := m.table
-	var places [probes]uint64
+	places, groups := &m.places, &m.groups
 	for i := range n {
 		place := t.place(m.chain[from+i*step])
 		p := t.parts[shardAt(place)].Load()
-		places[i], to[i].part = place, p
 		// Both lines of all groups are on their way before the first is needed.
 		g := &p.groups[groupAt(place, len(p.groups))]
 		atomic.LoadUint64(&g.control)
 		atomic.LoadUint64(&g.entries[groupEntries/2].lo)
+		places[i], groups[i], to[i].part = place, g, p
 	}
 	for i := range n {
-		to[i] = t.look(to[i].part, &m.chain[from+i*step], places[i])
+		// Most are what the first tag says. So much of look is here.
+		g, h, f := groups[i], &m.chain[from+i*step], &to[i]
+		control := atomic.LoadUint64(&g.control)
+		if some := tagged(control, tagAt(places[i])); some != 0 {
+			e := &g.entries[entryAt(some)]
+			set := e.set.load()
+			t.pause()
+			if set.count() > 0 && atomic.LoadUint64(&e.hi) == h.Hi && atomic.LoadUint64(&e.lo) == h.Lo {
+				t.pause()
+				if e.set.load() == set {
+					f.entry, f.set, f.holders = e, set, set.holders()
+					continue
+				}
+			}
+		} else if control>>passedShift == 0 {
+			f.part = nil
+			continue
+		}
+		*f = t.look(f.part, h, places[i])
 	}
 }
 
