@@ -3,12 +3,18 @@ package agent
 import (
 	"bytes"
 	"encoding/binary"
+	"encoding/json"
+	"fmt"
 	"hash/crc64"
+	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/inferrail/inferrail/simulator"
 )
 
 // savedFile is what a fleet of two engines saves.
@@ -165,4 +171,97 @@ func TestUnusableFiles(t *testing.T) {
 	if _, _, err := readWarmth(bad, 10); err == nil || !strings.Contains(err.Error(), "larger than") {
 		t.Errorf("a large file: %v", err)
 	}
+}
+
+// cachedOf sends a prompt through the agent and returns how many tokens of it the
+// agent predicts to be cached, and how many were.
+func cachedOf(t *testing.T, a *Agent, text string) (predicted string, actual int) {
+	t.Helper()
+	body := fmt.Sprintf(`{"model":"m","max_tokens":2,"prompt":%q}`, text)
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 30 * time.Second}
+	resp, err := client.Post("http://"+a.Addr().String()+"/v1/completions", "application/json", strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var answer struct {
+		Usage struct {
+			Details *struct {
+				Cached int `json:"cached_tokens"`
+			} `json:"prompt_tokens_details"`
+		} `json:"usage"`
+	}
+	if err := json.NewDecoder(resp.Body).Decode(&answer); err != nil || resp.StatusCode != 200 || answer.Usage.Details == nil {
+		t.Fatalf("status %d, %+v, %v", resp.StatusCode, answer, err)
+	}
+	return resp.Header.Get("x-inferrail-cached-tokens"), answer.Usage.Details.Cached
+}
+
+// story is a text of some hundred tokens, another for each n.
+func story(n int) string {
+	return strings.Repeat(fmt.Sprintf("Once upon a time there was a story with the number %d. ", n), 40)
+}
+
+// What the engines hold is known at once when the agent was started anew, unless
+// they were too, or the file is no good.
+func TestWarmRestart(t *testing.T) {
+	engine, err := simulator.Start(simulator.Config{ServedModelName: []string{"m"}, ZeroLatency: true, EnablePromptTokensDetails: true, NumGPUBlocks: 2000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { engine.Close() })
+	file := filepath.Join(t.TempDir(), "snapshot")
+	c := DefaultConfig()
+	c.Listen, c.AdminListen, c.Datapath.Mode = "127.0.0.1:0", "127.0.0.1:0", "copy"
+	c.Index.Snapshot = file
+	c.Models = []ModelConfig{{Name: "m", Tokenizer: "builtin:sim"}}
+	c.Replicas = []ReplicaConfig{{ID: "a", URL: engine.URL()}}
+	start := func() *Agent {
+		a := startAgent(t, c)
+		eventually(t, func() bool { return promptPage(t, a).State == "exact" }, func() string { return "prompts are not followed" })
+		return a
+	}
+	expect := func(a *Agent, text string, known bool) {
+		t.Helper()
+		predicted, actual := cachedOf(t, a, text)
+		if known && (predicted != strconv.Itoa(actual) || actual == 0) || !known && predicted != "0" {
+			t.Errorf("%s tokens are predicted, and %d were cached; want it known: %v", predicted, actual, known)
+		}
+	}
+	a := start()
+	expect(a, story(1), false)
+	expect(a, story(1), true)
+	stopped(t, a)
+
+	a = start()
+	if _, err := os.Stat(file); !os.IsNotExist(err) {
+		t.Errorf("the file is still there: %v", err)
+	}
+	expect(a, story(1), true)
+	expect(a, story(2), false)
+	stopped(t, a)
+
+	// A damaged file.
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data[len(data)/2] ^= 1
+	if err := os.WriteFile(file, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	a = start()
+	expect(a, story(1), false)
+	stopped(t, a)
+
+	// The engine is another one.
+	port := portOf(t, strings.TrimPrefix(engine.URL(), "http://"))
+	engine.Close()
+	if engine, err = simulator.Start(simulator.Config{Port: port, ServedModelName: []string{"m"}, ZeroLatency: true, EnablePromptTokensDetails: true, NumGPUBlocks: 2000}); err != nil {
+		t.Fatal(err)
+	}
+	a = start()
+	expect(a, story(1), false)
+	expect(a, story(1), true)
+	stopped(t, a)
 }
