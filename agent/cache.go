@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/inferrail/inferrail/index"
 	"github.com/inferrail/inferrail/proxy"
@@ -23,6 +24,21 @@ type engineCache struct {
 	uncached      bool
 	published     int // how many tokens a block has by the engine's events
 	doubted       int // the block that was told and differs from what is configured
+}
+
+// expire is the goroutine that lets the index give up what engines should have
+// told by now.
+func (f *fleet) expire() {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-f.stopped.Done():
+			return
+		case now := <-tick.C:
+			f.index.Expire(now)
+		}
+	}
 }
 
 // slotStates decide how well slots of the index are known: as what follows an

@@ -41,7 +41,7 @@ type fleet struct {
 
 	stopped context.Context
 	stop    context.CancelFunc
-	done    sync.WaitGroup // the goroutines of members, two each, and of servers
+	done    sync.WaitGroup // the goroutines of members, two each, of servers, and expire
 	serving chan struct{}  // closed when the first replica takes requests
 	served  sync.Once      // closes serving
 
@@ -106,6 +106,7 @@ func newFleet(cfg *Config, log *slog.Logger, publish func(*proxy.Fleet), engines
 }
 
 func (f *fleet) start() error {
+	f.done.Go(f.expire)
 	f.mu.Lock()
 	f.publishLocked()
 	f.mu.Unlock()
@@ -218,7 +219,8 @@ func (f *fleet) applyLocked(wanted []finding) error {
 	for _, w := range f.ranksLocked(wanted, &problems) {
 		same := func(m *member) bool { return m.id == w.member && m.url == w.URL }
 		if i := slices.IndexFunc(before, same); i >= 0 {
-			changed = changed || !slices.Equal(before[i].cfg.Models, w.Models)
+			old := &before[i].cfg
+			changed = changed || !slices.Equal(old.Models, w.Models) || old.KVBlocks != w.KVBlocks || old.Engine != w.Engine
 			before[i].configureLocked(w.ReplicaConfig, w.source)
 			before[i].setRank(w.rank)
 			f.members = append(f.members, before[i])
@@ -627,6 +629,11 @@ func (f *fleet) ailments() []string {
 			state += " (" + why + ")"
 		}
 		out = append(out, "replica "+m.id+" "+state)
+	}
+	for _, s := range f.servers {
+		if s.life.shared {
+			out = append(out, "what replica "+s.id+" has in its cache is unknown (several processes answer at "+s.url+" in turns; give each a URL)")
+		}
 	}
 	f.mu.Unlock()
 	out = append(out, f.prompts.ailments()...)

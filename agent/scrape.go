@@ -44,9 +44,7 @@ type server struct {
 	id, url string
 	end     context.CancelFunc
 
-	busy sync.Mutex // held while its pages are read; guards the next two
-	body bytes.Buffer
-	read []point
+	busy sync.Mutex // held while its pages are read
 
 	// What follows is guarded by fleet.mu.
 
@@ -125,7 +123,7 @@ func (f *fleet) look(ctx context.Context, s *server, m *member) {
 
 	ctx, cancel := context.WithTimeout(ctx, scrapeTime)
 	defer cancel()
-	r, err := f.readPages(ctx, s, m, key, engine)
+	r, err := f.readPages(ctx, m, key, engine)
 	if ctx.Err() == context.Canceled {
 		return
 	}
@@ -156,17 +154,38 @@ func (f *fleet) look(ctx context.Context, s *server, m *member) {
 	f.toldLocked(s, &r)
 }
 
+// pageBuffer is the memory for one page. Engines are asked at different times, so
+// that there are few.
+type pageBuffer struct {
+	body   bytes.Buffer
+	points []point
+}
+
+var pageBuffers = sync.Pool{New: func() any { return new(pageBuffer) }}
+
+// keepPage is the size of the largest page whose memory is kept for others.
+const keepPage = 1 << 20
+
+func (b *pageBuffer) give() {
+	if b.body.Cap() <= keepPage {
+		clear(b.points) // they point into the page
+		pageBuffers.Put(b)
+	}
+}
+
 // readPages reads what changes while an engine runs.
-func (f *fleet) readPages(ctx context.Context, s *server, m *member, key, engine string) (r reading, err error) {
+func (f *fleet) readPages(ctx context.Context, m *member, key, engine string) (r reading, err error) {
 	if engine == "ollama" {
 		return r, errUnpaged
 	}
-	header, err := f.readPage(ctx, &s.body, m, key, "/metrics")
+	b := pageBuffers.Get().(*pageBuffer)
+	defer b.give()
+	header, err := f.readPage(ctx, &b.body, m, key, "/metrics")
 	if err != nil {
 		return r, err
 	}
-	s.read = appendPoints(s.read[:0], s.body.Bytes())
-	r = readMetrics(s.read)
+	b.points = appendPoints(b.points[:0], b.body.Bytes())
+	r = readMetrics(b.points)
 	if r.engine == "llamacpp" && r.started == 0 {
 		// A number that stands for the process, if not for a time.
 		r.started, _ = strconv.ParseFloat(header.Get("Process-Start-Time-Unix"), 64)

@@ -142,10 +142,15 @@ func TestCachesAreLearned(t *testing.T) {
 	c := *s.fleet.cfg.Load()
 	c.Index.DefaultCapacity = 99
 	c.Models = []ModelConfig{{Name: "m", BlockSize: 128}}
+	c.Replicas = slices.Clone(c.Replicas)
+	c.Replicas[0].KVBlocks, c.Replicas[4].Engine = 77, "sglang"
 	if err := s.fleet.reconfigure(&c); err != nil {
 		t.Fatal(err)
 	}
-	s.expectCaches("vllm: 250x128, sglang: 100x128 after prefill, llama: 200x128, other: 33x128 off, silent: 99x128")
+	s.expectCaches("vllm: 77x128, sglang: 100x128 after prefill, llama: 200x128, other: 33x128 off, silent: 99x128 after prefill")
+	// What events tell outweighs that.
+	s.fleet.learnBlock(s.fleet.members[0], 8)
+	s.expectCaches("vllm: 77x8, sglang: 100x128 after prefill, llama: 200x128, other: 33x128 off, silent: 99x128 after prefill")
 }
 
 // An engine that has no page is asked rarely, and one that does not answer it
@@ -224,6 +229,55 @@ func TestRestartsAreSeen(t *testing.T) {
 	s.expectCaches("a: 500x16 restarted 1")
 	e.set("/metrics", vllmPage(0, 16, 500, "True", 150))
 	s.expectCaches("a: 500x16 restarted 2")
+}
+
+// Of an engine that tells nothing of its process, a long outage is a restart, and
+// a short one is not.
+func TestOutages(t *testing.T) {
+	silent, vllm := startPaged(t), startPaged(t)
+	vllm.set("/metrics", vllmPage(1000, 16, 500, "True", 100))
+	s := newStage(t, nil, ReplicaConfig{ID: "silent", URL: silent.URL}, ReplicaConfig{ID: "vllm", URL: vllm.URL})
+	outage := func(d time.Duration) {
+		s.fleet.mu.Lock()
+		defer s.fleet.mu.Unlock()
+		now := time.Now()
+		for _, m := range s.fleet.members {
+			m.wentDown = now.Add(-d)
+			s.fleet.cameUpLocked(m, now)
+			s.fleet.cameUpLocked(m, now.Add(time.Hour)) // it was not down since
+		}
+	}
+	outage(longOutage - time.Second)
+	s.expectCaches("silent: 16384x16, vllm: 500x16")
+	outage(longOutage)
+	s.expectCaches("silent: 16384x16 restarted 1, vllm: 500x16")
+}
+
+// Where several processes answer at one URL nothing is concluded, and that is
+// told; nor do ranks come and go with each look.
+func TestSeveralProcesses(t *testing.T) {
+	e := startPaged(t)
+	pages := []string{vllmPage(1000, 16, 500, "True", 100), vllmPage(1200, 16, 500, "True", 5)}
+	e.set("/metrics", pages[0])
+	s := newStage(t, nil, ReplicaConfig{ID: "a", URL: e.URL})
+	look := func(i int) {
+		t.Helper()
+		e.set("/metrics", pages[i%2])
+		s.fleet.look(t.Context(), s.fleet.servers[0], nil)
+	}
+	for i := range 4 {
+		look(i)
+	}
+	eventually(t, func() bool {
+		return strings.Contains(strings.Join(s.fleet.ailments(), "; "), "what replica a has in its cache is unknown (several processes answer at "+e.URL)
+	}, func() string { return fmt.Sprint(s.fleet.ailments()) })
+	before := s.caches()
+	for i := range 4 {
+		look(i)
+	}
+	if got := s.caches(); got != before {
+		t.Errorf("the caches were %q and are %q", before, got)
+	}
 }
 
 // What simulated engines tell is read as what real ones do.
