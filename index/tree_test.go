@@ -142,6 +142,27 @@ func checkTree(t *testing.T, tr *tree, w *wood, p plainTree, spares map[ref]int)
 			}
 		}
 	}
+	// The leaves that may go.
+	listed := map[ref]bool{}
+	for r := tr.leaves.first; r != 0; r = tr.after(r) {
+		listed[r] = true
+	}
+	if len(listed) != tr.leaves.n {
+		t.Fatalf("%d leaves are listed, and counted %d", len(listed), tr.leaves.n)
+	}
+	for r := tr.following(tr.top); r != tr.top; r = tr.following(r) {
+		told, other := 0, 0
+		for why := range reasons {
+			if why < Tiers {
+				told += tr.holds(r, why)
+			} else {
+				other += tr.holds(r, why)
+			}
+		}
+		if want := tr.leaf(r) && told > 0 && other == 0 && !tr.isSpare(r) && !tr.listed(r); want != listed[r] {
+			t.Fatalf("record %d is among the leaves: %v, want %v", r, listed[r], want)
+		}
+	}
 	// The lanes.
 	depth := make([]int32, tr.lanes.n.Load())
 	for b := range w.before {
@@ -318,12 +339,12 @@ func TestTreeLists(t *testing.T) {
 			t.Fatalf("got %v (%d), want %v", got, l.n, want)
 		}
 		for _, at := range out {
-			if tr.linked(&l, at) {
+			if tr.listed(at) {
 				t.Fatalf("%d is out and in the list", at)
 			}
 		}
 		for _, at := range want {
-			if !tr.linked(&l, at) {
+			if !tr.listed(at) {
 				t.Fatalf("%d is in the list and out", at)
 			}
 		}
