@@ -247,7 +247,7 @@ func (s *slot) restore(data []byte) error {
 	}
 	if err != nil {
 		s.short = false
-		s.shadow.reset()
+		s.shadow.reset(s)
 		s.told.reset(s)
 		t.empty()
 		return err

@@ -40,27 +40,29 @@ const (
 // at its largest, tree.more has what is beyond it.
 const (
 	reachedBits  = 1<<Tiers - 1
-	spareBit     = 1 << 4 // it is a spare record
-	branchBit    = 1 << 5 // it is in tree.branches
-	listedBit    = 1 << 6 // it is in a list of the tree's user
-	leafBit      = 1 << 7 // it is in tree.leaves
-	forkBit      = 1 << 8 // another has come below it when there was one already
-	reasonsShift = 9
-	toldBits     = 1<<20 - 1<<9 // the counts of the tiers
+	spareBit     = 1 << 4  // it is a spare record
+	branchBit    = 1 << 5  // it is in tree.branches
+	listedBit    = 1 << 6  // it is in a list of the tree's user
+	leafBit      = 1 << 7  // it is in tree.leaves
+	forkBit      = 1 << 8  // another has come below it when there was one already
+	textBit      = 1 << 9  // the shadow's: it is a block of text
+	sharedBit    = 1 << 10 // the shadow's: others than the one who added it have used it
+	reasonsShift = 11
+	toldBits     = 1<<20 - 1<<reasonsShift // the counts of the tiers
 	otherBits    = 1<<32 - 1<<20
 )
 
 var (
-	countShift = [reasons]uint8{9, 13, 16, 18, 20, 22, 27}
-	countMax   = [reasons]uint32{15, 7, 3, 3, 3, 31, 31}
+	countShift = [reasons]uint8{11, 14, 16, 18, 20, 22, 26}
+	countMax   = [reasons]uint32{7, 3, 3, 3, 3, 15, 63}
 )
 
 // heldBits gives, for the state of a record, the tiers at which it is held: each
 // one at which there is a reason, and the slower ones.
 func heldBits(state uint32) uint32 {
 	const (
-		onGPU  = 15<<9 | 3<<20 | 31<<22
-		onCPU  = 7 << 13
+		onGPU  = 7<<11 | 3<<20 | 15<<22
+		onCPU  = 3 << 14
 		onDisk = 3 << 16
 		remote = 3 << 18
 	)
@@ -241,19 +243,20 @@ func (t *tree) parent(r ref) ref {
 	return 0
 }
 
-// leaf: nothing is below the record.
-func (t *tree) leaf(r ref) bool { return t.at(r).child == 0 }
-
 // room returns a record that is not used, keeping the one that it is for.
 func (t *tree) room(keep ref) ref {
 	if t.free != 0 && !t.arena.full() {
 		return t.alloc()
 	}
 	// When the bound is reached, the table and this tree have the memory of what
-	// was given up, but no less of it. So one is given up for one that comes.
+	// was given up, but no less of it. So one is given up for one that comes, and
+	// two when it is passed.
 	if t.arena.full() {
 		if t.credit == 0 {
 			t.credit = t.giveWay(keep)
+			if t.arena.over() {
+				t.credit = (t.credit + 1) / 2
+			}
 		}
 		if t.credit == 0 {
 			return 0
@@ -702,8 +705,8 @@ func (t *tree) giveUp(lose func(ref)) bool {
 	return true
 }
 
-// push puts a record at the end of a list, pushFront at its beginning, and
-// unlink takes it out.
+// push puts a record at the end of a list, pushFront at its beginning, replace
+// where another is, and unlink takes it out.
 func (t *tree) push(l *list, r ref)      { t.enlist(l, r, l.last) }
 func (t *tree) pushFront(l *list, r ref) { t.enlist(l, r, 0) }
 
@@ -712,6 +715,11 @@ func (t *tree) enlist(l *list, r, before ref) {
 	rec.state |= listedBit
 	t.relist(r)
 	t.link(l, r, before)
+}
+
+func (t *tree) replace(l *list, old, r ref) {
+	t.enlist(l, r, old)
+	t.unlink(l, old)
 }
 
 func (t *tree) unlink(l *list, r ref) {
@@ -757,8 +765,8 @@ func (t *tree) cut(l *list, r ref) {
 // after is the record behind r in its list, 0 for the last.
 func (t *tree) after(r ref) ref { return t.at(r).after }
 
-// listed: the record is in a list.
-func (t *tree) listed(r ref) bool { return t.at(r).state&listedBit != 0 }
+// linked: the record is in the list, which is the only one that it may be in.
+func (t *tree) linked(_ *list, r ref) bool { return t.at(r).state&listedBit != 0 }
 
 // branches finds the records of a tree that were not alone below their parent
 // when they were made, by their hash. It is a table with open addressing. The

@@ -159,7 +159,7 @@ func checkTree(t *testing.T, tr *tree, w *wood, p plainTree, spares map[ref]int)
 				other += tr.holds(r, why)
 			}
 		}
-		if want := tr.leaf(r) && told > 0 && other == 0 && !tr.isSpare(r) && !tr.listed(r); want != listed[r] {
+		if want := tr.at(r).child == 0 && told > 0 && other == 0 && !tr.isSpare(r) && !tr.linked(nil, r); want != listed[r] {
 			t.Fatalf("record %d is among the leaves: %v, want %v", r, listed[r], want)
 		}
 	}
@@ -339,12 +339,12 @@ func TestTreeLists(t *testing.T) {
 			t.Fatalf("got %v (%d), want %v", got, l.n, want)
 		}
 		for _, at := range out {
-			if tr.listed(at) {
+			if tr.linked(&l, at) {
 				t.Fatalf("%d is out and in the list", at)
 			}
 		}
 		for _, at := range want {
-			if !tr.listed(at) {
+			if !tr.linked(&l, at) {
 				t.Fatalf("%d is in the list and out", at)
 			}
 		}
