@@ -112,8 +112,10 @@ type Server struct {
 	access atomic.Pointer[Access]
 	// prompts is nil until SetPrompts.
 	prompts atomic.Pointer[prompts]
-	shards  []*shard
-	stats   *stats
+	// cache is nil until SetIndex.
+	cache  atomic.Pointer[cache]
+	shards []*shard
+	stats  *stats
 	// inside brings the requests of HTTP/2 streams to the loop; streams uses it.
 	inside  *http.Transport
 	streams *http2Proxy
@@ -441,6 +443,9 @@ func (s *Server) requestDone(x *exchange, f failure) {
 	}
 	if x.followed {
 		args = append(args, "prompt", x.promptReason.String(), "prompt_tokens", x.promptTokens, "prompt_seconds", x.promptTook.Seconds())
+	}
+	if x.predicted >= 0 {
+		args = append(args, "cached_tokens", x.predicted)
 	}
 	if x.replica != nil {
 		args = append(args, "replica", x.replica.ID, "first_byte_seconds", x.ttfb.Seconds(), "attempts", x.attempts)
