@@ -102,7 +102,7 @@ func (b *blocks) fillTokens(root index.Hash, p *prompt.Prompt, sizes []int) {
 		for _, size := range sizes {
 			from := len(b.hashes)
 			b.hashes = index.AppendTokens(b.hashes, root, p.IDs[start:end], size)
-			b.prompts = append(b.prompts, index.Prompt{Chain: b.hashes[from:], IDs: p.IDs[start:end], Block: size})
+			b.prompts = append(b.prompts, index.Prompt{Root: root, Chain: b.hashes[from:], IDs: p.IDs[start:end], Block: size})
 		}
 		start = end
 	}
@@ -116,7 +116,7 @@ func (b *blocks) fillText(root index.Hash, p *prompt.Prompt) {
 		from := len(b.hashes)
 		b.hashes = index.AppendText(b.hashes, root, p.Text[start:end])
 		if len(b.hashes) > from {
-			b.prompts = append(b.prompts, index.Prompt{Chain: b.hashes[from:]})
+			b.prompts = append(b.prompts, index.Prompt{Root: root, Chain: b.hashes[from:]})
 		}
 		start = end
 	}
@@ -352,6 +352,12 @@ func (x *exchange) compareCached(u usage) {
 		return
 	}
 	actual := int(min(u.cached, 1<<30))
+	if u.cachedTold {
+		// There is a prediction for one sequence alone.
+		for i := range x.claims {
+			x.cache.index.Found(&x.claims[i], actual)
+		}
+	}
 	x.c.s.stats.cachedTokens(x.model.Name, x.predicted, actual, u.cachedTold)
 	if x.cache.checks != nil {
 		x.cache.checks.Cached(x.model, x.replica, x.predicted, actual, u.cachedTold)
