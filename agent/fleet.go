@@ -17,6 +17,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/inferrail/inferrail/index"
 	"github.com/inferrail/inferrail/policy"
 	"github.com/inferrail/inferrail/proxy"
 )
@@ -34,22 +35,31 @@ type fleet struct {
 	engines   func([]netip.AddrPort)
 	discovery *discovery
 	prompts   *prompts
+	// index knows what the members' engines hold.
+	index  *index.Index
+	states *slotStates
 
 	stopped context.Context
 	stop    context.CancelFunc
-	done    sync.WaitGroup // the members' goroutines, two each
+	done    sync.WaitGroup // the goroutines of members, two each, of servers, and expire
 	serving chan struct{}  // closed when the first replica takes requests
 	served  sync.Once      // closes serving
 
 	mu       sync.Mutex // guards what follows and what members say it guards
+	wanted   []finding  // what apply was told last
 	members  []*member  // in the order in which they were found
 	leaving  []*member  // those that have left and still serve requests
 	health   health     // of members
 	running  bool       // every member of the start was checked once
 	closed   bool
 	slots    slots
+	servers  []*server
 	snapshot *proxy.Fleet
 	shadowed map[string]bool // aliases already reported as hidden by a model
+	// cacheNames are the names that base models have in the index.
+	cacheNames map[string]string
+	// warm is what a snapshot holds that no member has taken yet.
+	warm *warmth
 }
 
 // startFleet starts to look for engines and to watch them. It returns after
@@ -57,6 +67,9 @@ type fleet struct {
 // checked once.
 func startFleet(cfg *Config, log *slog.Logger, publish func(*proxy.Fleet), engines func([]netip.AddrPort)) (*fleet, error) {
 	f := newFleet(cfg, log, publish, engines)
+	if file := cfg.Index.Snapshot; file != "" {
+		f.load(file, int64(cfg.Index.MaxBytes)+leastIndex, time.Now())
+	}
 	if err := f.start(); err != nil {
 		return nil, err
 	}
@@ -70,17 +83,20 @@ func newFleet(cfg *Config, log *slog.Logger, publish func(*proxy.Fleet), engines
 		log: log, publish: publish, engines: engines,
 		client: &http.Client{
 			Transport: &http.Transport{
-				DialContext:         dialer.DialContext,
-				DisableCompression:  true,
-				MaxIdleConnsPerHost: 1,
+				DialContext:        dialer.DialContext,
+				DisableCompression: true,
+				// A check, and a look at the engine's pages.
+				MaxIdleConnsPerHost: 2,
 				IdleConnTimeout:     cfg.Server.UpstreamIdle,
 			},
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		},
+		index:    index.New(index.Config{MaxBytes: int64(cfg.Index.MaxBytes)}),
 		health:   health{HealthConfig: cfg.Health},
 		shadowed: map[string]bool{},
 		serving:  make(chan struct{}),
 	}
+	f.states = &slotStates{index: f.index, slots: map[int]slotState{}}
 	f.cfg.Store(cfg)
 	f.stopped, f.stop = context.WithCancel(context.Background())
 	f.discovery = newDiscovery(log, f.apply)
@@ -90,6 +106,7 @@ func newFleet(cfg *Config, log *slog.Logger, publish func(*proxy.Fleet), engines
 }
 
 func (f *fleet) start() error {
+	f.done.Go(f.expire)
 	f.mu.Lock()
 	f.publishLocked()
 	f.mu.Unlock()
@@ -99,16 +116,27 @@ func (f *fleet) start() error {
 	}
 	f.discovery.awaitFirst()
 
-	f.mu.Lock()
-	members := slices.Clone(f.members)
-	f.mu.Unlock()
-	for _, m := range members {
-		<-m.first
+	// What the first checks find may be several ranks, which are checked too.
+	for checked := map[*member]bool{}; ; {
+		f.mu.Lock()
+		m, stay := (*member)(nil), context.Context(nil)
+		for _, other := range f.members {
+			if !checked[other] {
+				m, stay = other, other.stay
+				break
+			}
+		}
+		f.running = m == nil
+		f.mu.Unlock()
+		if m == nil {
+			return nil
+		}
+		select {
+		case <-m.first:
+		case <-stay.Done():
+		}
+		checked[m] = true
 	}
-	f.mu.Lock()
-	f.running = true
-	f.mu.Unlock()
-	return nil
 }
 
 // close ends the watching and closes the replicas. No request may be running.
@@ -175,19 +203,26 @@ func (f *fleet) promptsChanged() {
 func (f *fleet) apply(wanted []finding) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	return f.applyLocked(wanted)
+}
+
+func (f *fleet) applyLocked(wanted []finding) error {
 	if f.closed {
 		return nil
 	}
+	f.wanted = wanted
 	now := time.Now()
 	before := f.members
 	f.members = make([]*member, 0, len(wanted))
 	changed := false
 	var problems []error
-	for _, w := range wanted {
-		same := func(m *member) bool { return m.id == w.ID && m.url == w.URL }
+	for _, w := range f.ranksLocked(wanted, &problems) {
+		same := func(m *member) bool { return m.id == w.member && m.url == w.URL }
 		if i := slices.IndexFunc(before, same); i >= 0 {
-			changed = changed || !slices.Equal(before[i].cfg.Models, w.Models)
+			old := &before[i].cfg
+			changed = changed || !slices.Equal(old.Models, w.Models) || old.KVBlocks != w.KVBlocks || old.Engine != w.Engine
 			before[i].configureLocked(w.ReplicaConfig, w.source)
+			before[i].setRank(w.rank)
 			f.members = append(f.members, before[i])
 			continue
 		}
@@ -198,17 +233,18 @@ func (f *fleet) apply(wanted []finding) error {
 			continue
 		}
 		slot := f.slots.take()
-		replica, err := proxy.NewReplica(slot, w.ID, w.URL)
+		replica, err := proxy.NewReplica(slot, w.member, w.URL)
 		if err != nil {
 			f.slots.release(slot)
 			problems = append(problems, err)
 			continue
 		}
 		m := &member{
-			id: w.ID, url: w.URL, replica: replica,
+			id: w.member, url: w.URL, replica: replica, server: f.serverLocked(w.finding),
 			poked: make(chan struct{}, 1), first: make(chan struct{}),
 			checker: f.prompts.join(slot),
 		}
+		m.server.members++
 		life, end := context.WithCancel(f.stopped)
 		m.end = end
 		replica.OnFailure = func(inARow int, cause error) { f.requestFailed(m, inARow, cause) }
@@ -231,14 +267,54 @@ func (f *fleet) apply(wanted []finding) error {
 	return errors.Join(problems...)
 }
 
-func (f *fleet) joinLocked(m *member, w finding) {
+// rankedFinding is a member that is wanted: a data-parallel rank of a finding, or
+// the whole of it, when rank is -1.
+type rankedFinding struct {
+	finding
+	member string // its ID
+	rank   int
+}
+
+// ranksLocked makes one of each data-parallel rank of the findings, as many as are
+// configured, or as the engine has said that it has.
+func (f *fleet) ranksLocked(wanted []finding, problems *[]error) []rankedFinding {
+	ids := make(map[string]bool, len(wanted))
+	for _, w := range wanted {
+		ids[w.ID] = true
+	}
+	list := make([]rankedFinding, 0, len(wanted))
+	for _, w := range wanted {
+		n := w.DataParallel
+		for _, s := range f.servers {
+			if n == 0 && s.id == w.ID && s.url == w.URL {
+				n = s.ranks
+			}
+		}
+		if n < 2 {
+			list = append(list, rankedFinding{w, w.ID, -1})
+			continue
+		}
+		for rank := range min(n, mostRanks) {
+			id := w.ID + "/" + strconv.Itoa(rank)
+			if ids[id] {
+				*problems = append(*problems, fmt.Errorf("replica %s: rank %d would be called %s, as another replica is; give that one another id", w.ID, rank, id))
+				continue
+			}
+			list = append(list, rankedFinding{w, id, rank})
+		}
+	}
+	return list
+}
+
+func (f *fleet) joinLocked(m *member, w rankedFinding) {
 	if f.running {
-		f.log.Info("replica joins", "replica", w.ID, "url", w.URL, "source", w.source)
+		f.log.Info("replica joins", "replica", m.id, "url", w.URL, "source", w.source)
 	}
 	m.gone, m.standsIn, m.shown = time.Time{}, false, joining
 	m.stay, m.leave = context.WithCancel(f.stopped)
 	f.health.joined(&m.vitals)
 	m.configureLocked(w.ReplicaConfig, w.source)
+	m.setRank(w.rank)
 	f.members = append(f.members, m)
 	m.poke()
 }
@@ -258,6 +334,12 @@ func (f *fleet) releaseLocked(m *member) {
 	m.end()
 	m.replica.Close()
 	f.prompts.release(m.replica.Slot)
+	f.index.Leave(m.replica.Slot)
+	f.states.left(m.replica.Slot)
+	if m.server.members--; m.server.members == 0 {
+		m.server.end()
+		f.servers = slices.DeleteFunc(f.servers, func(s *server) bool { return s == m.server })
+	}
 	f.slots.release(m.replica.Slot)
 	f.leaving = slices.DeleteFunc(f.leaving, func(other *member) bool { return other == m })
 }
@@ -299,6 +381,7 @@ func (f *fleet) settleLocked(now time.Time, changed bool) {
 				m.returns, m.came = m.returns+1, now
 			}
 			m.checker.poke()
+			f.cameUpLocked(m, now)
 			m.replica.Forgive()
 			// An agent that starts meets engines that are at work already.
 			if was != joining || f.running {
@@ -310,6 +393,7 @@ func (f *fleet) settleLocked(now time.Time, changed bool) {
 			f.log.Warn("replica is ejected", "replica", m.id, "url", m.url,
 				"failed_requests", m.vitals.failedRequests, "for", m.vitals.until.Sub(now), "why", m.cause)
 		case down:
+			m.wentDown = now
 			f.log.Warn("replica is down", "replica", m.id, "url", m.url, "failed_checks", m.vitals.failedChecks, "why", m.why)
 		}
 	}
@@ -399,6 +483,7 @@ func (f *fleet) publishLocked() {
 	f.standInLocked(s, add)
 	f.addLastResortLocked(s)
 	f.prompts.assign(cfg, s, f.sameLocked())
+	f.cachesLocked(cfg, s)
 	slices.SortFunc(s.Listed, func(a, b *proxy.Model) int { return strings.Compare(a.Name, b.Name) })
 	for _, mc := range cfg.Models {
 		for _, alias := range mc.Aliases {
@@ -545,6 +630,11 @@ func (f *fleet) ailments() []string {
 		}
 		out = append(out, "replica "+m.id+" "+state)
 	}
+	for _, s := range f.servers {
+		if s.life.shared {
+			out = append(out, "what replica "+s.id+" has in its cache is unknown (several processes answer at "+s.url+" in turns; give each a URL)")
+		}
+	}
 	f.mu.Unlock()
 	out = append(out, f.prompts.ailments()...)
 	for _, s := range f.discovery.status() {
@@ -596,6 +686,8 @@ func (f *fleet) status() any {
 		InFlight int        `json:"in_flight"`
 		Pending  int        `json:"pending"`
 		Models   []string   `json:"models"`
+		// Cache is what is known of the engine's KV cache.
+		Cache cacheStatus `json:"kv_cache"`
 	}
 	type model struct {
 		Name     string   `json:"name"`
@@ -617,7 +709,7 @@ func (f *fleet) status() any {
 		row := replica{
 			m.replica.Slot, m.id, m.url, m.source, m.cfg.Engine, m.vitals.standing.String(), m.takesRequests(),
 			m.reason(), nil, m.vitals.ejections, m.vitals.failedChecks, m.replica.Failures(),
-			m.replica.Share(now), m.replica.InFlight(), m.replica.Pending(), names(m.models)}
+			m.replica.Share(now), m.replica.InFlight(), m.replica.Pending(), names(m.models), m.cacheStatusLocked()}
 		if until := m.vitals.until; !until.IsZero() {
 			row.Until = &until
 		}
@@ -671,6 +763,8 @@ var (
 		"Requests sent to a replica and not finished.", []string{"replica"}, nil)
 	replicaPendingDesc = prometheus.NewDesc("inferrail_replica_requests_pending",
 		"Requests that wait in the agent for their turn at a replica.", []string{"replica"}, nil)
+	replicaRestartsDesc = prometheus.NewDesc("inferrail_replica_restarts_total",
+		"Times that the replica's engine was seen to have started anew, with nothing in its KV cache.", []string{"replica"}, nil)
 	discoveryUpDesc = prometheus.NewDesc("inferrail_discovery_up",
 		"1 when the source of discovery answered when it was asked last.", []string{"source"}, nil)
 )
@@ -682,6 +776,7 @@ func (f *fleet) Describe(ch chan<- *prometheus.Desc) {
 	ch <- replicaEjectionsDesc
 	ch <- replicaRunningDesc
 	ch <- replicaPendingDesc
+	ch <- replicaRestartsDesc
 	ch <- discoveryUpDesc
 }
 
@@ -708,6 +803,7 @@ func (f *fleet) Collect(ch chan<- prometheus.Metric) {
 			gauge(replicaStateDesc, one(m.vitals.standing == s), m.id, s.String())
 		}
 		ch <- prometheus.MustNewConstMetric(replicaEjectionsDesc, prometheus.CounterValue, float64(m.vitals.ejections), m.id)
+		ch <- prometheus.MustNewConstMetric(replicaRestartsDesc, prometheus.CounterValue, float64(m.restarts), m.id)
 	}
 	// One that has left may have its successor's name.
 	running, pending := map[string]int{}, map[string]int{}

@@ -52,10 +52,12 @@ type member struct {
 	first   chan struct{} // closed after its first check
 	checker *checker
 	end     context.CancelFunc // of the checker, when the member is released
+	server  *server
 
 	// What follows is guarded.
 
 	cfg    ReplicaConfig
+	rank   int    // of its server's data-parallel ranks; -1 is all of them
 	source string // where it was found; "static" when it is configured
 	key    string // that the engine wants
 	// stay ends when the member leaves. It is made anew when it comes back.
@@ -82,6 +84,11 @@ type member struct {
 	// unlisted is why they are not those of the last time that it was asked.
 	unlisted string
 	addrs    []netip.AddrPort
+	cache    engineCache
+	// wentDown is when it was found down last, while it is; restarts is how often
+	// its engine was seen to have restarted.
+	wentDown time.Time
+	restarts int
 }
 
 // errSilent: the engine did not answer a check in time. It may be dead, or it
@@ -139,6 +146,12 @@ func (m *member) configureLocked(rc ReplicaConfig, source string) {
 		m.stale = true
 		m.poke()
 	}
+}
+
+// setRank says which data-parallel rank of its server the member is.
+func (m *member) setRank(rank int) {
+	m.rank = rank
+	m.replica.SetRank(rank)
 }
 
 func (m *member) setKeyLocked(key string) {
@@ -313,6 +326,8 @@ func (f *fleet) check(ctx context.Context, m *member) (suspect bool) {
 	curious := m.stale || m.vitals.standing == joining || m.vitals.standing == down ||
 		m.vitals.failedChecks > 0 || m.checks+1 >= modelsEvery
 	known := m.vitals.standing == up && len(m.models) > 0
+	// Whether it has restarted is found out before it gets further requests.
+	doubtful := m.vitals.standing == joining || m.vitals.standing == down || m.vitals.failedChecks > 0 || m.replica.Failures() > 0
 	m.stale = false // what makes it so from now on, this check may miss
 	f.mu.Unlock()
 
@@ -329,6 +344,10 @@ func (f *fleet) check(ctx context.Context, m *member) (suspect bool) {
 	well := false
 	if err == nil {
 		well, err = f.checkHealth(ctx, m, key)
+	}
+	if doubtful && err == nil {
+		// So is what it has for a cache.
+		f.look(ctx, m.server, m)
 	}
 	var models []card
 	var addrs []netip.AddrPort
