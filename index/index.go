@@ -81,6 +81,7 @@ type slot struct {
 	tree   tree
 	shadow shadow
 	told   told
+	audit  audit
 }
 
 // SlotConfig is what the index is told of an engine.
@@ -214,6 +215,7 @@ func (x *Index) forgetLocked(s *slot) {
 	s.epoch = x.epochs.Add(1)
 	s.claims = 0
 	s.short = false
+	s.audit.forget()
 	s.shadow.reset(s)
 	s.told.reset(s)
 	s.tree.empty()
@@ -237,6 +239,7 @@ func (x *Index) SetState(number int, state State, why string) {
 	case Exact:
 		// Claims point to what is given up.
 		s.epoch, s.claims = x.epochs.Add(1), 0
+		s.audit.forget()
 		s.shadow.abandon(s)
 	case Approximate, Mismatched:
 		s.shadow.adopt(s)
@@ -366,6 +369,7 @@ type SlotStats struct {
 	Bytes    int64      // of the tree's records
 	Claims   int        // in flight
 	Resets   int        // how often it was forgotten
+	Audited  Audited
 }
 
 // Stats appends what there is to say of each slot.
@@ -380,7 +384,7 @@ func (x *Index) Stats(dst []SlotStats) []SlotStats {
 			Guessed: s.tree.blocks[guessed], Expected: s.tree.blocks[expected],
 			Capacity: s.config.Capacity, Block: s.config.BlockSize,
 			Bytes:  int64(s.tree.records) * recordBytes,
-			Claims: s.claims, Resets: s.resets,
+			Claims: s.claims, Resets: s.resets, Audited: s.audit.Audited,
 		}
 		copy(st.Blocks[:], s.tree.blocks[:Tiers])
 		if s.short && s.state == Exact {

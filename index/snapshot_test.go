@@ -59,7 +59,7 @@ func TestSnapshot(t *testing.T) {
 			x, p := grown(t, r, w)
 			data := x.AppendSnapshot([]byte("before"), 3)[len("before"):]
 			y := New(Config{})
-			y.Join(1, SlotConfig{Model: "m", BlockSize: 16, Capacity: 7})
+			y.Join(1, SlotConfig{Model: "m", BlockSize: 16, Capacity: 1 << 20})
 			if err := y.Restore(1, data); err != nil {
 				t.Fatal(err)
 			}
