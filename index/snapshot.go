@@ -96,9 +96,8 @@ func (x *Index) AppendSnapshot(dst []byte, number int) []byte {
 // saved: the record means something when no request is in flight, or one below
 // it does.
 func (t *tree) saved(r ref) bool {
-	const lasting = 1<<20 - 1<<reasonsShift // the counts up to guessed
 	rec := t.at(r)
-	return rec.state&(lasting|spareBit) != 0 || rec.child != 0
+	return rec.state&(toldBits|spareBit) != 0 || t.holds(r, guessed) > 0 || rec.child != 0
 }
 
 func appendString(dst []byte, s string) []byte {
@@ -248,7 +247,7 @@ func (s *slot) restore(data []byte) error {
 	}
 	if err != nil {
 		s.short = false
-		s.shadow.reset()
+		s.shadow.reset(s)
 		s.told.reset(s)
 		t.empty()
 		return err
