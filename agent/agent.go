@@ -100,6 +100,7 @@ func Start(ctx context.Context, cfg Config, log *slog.Logger) (_ *Agent, err err
 		return nil, err
 	}
 	a.proxy.SetPrompts(a.fleet.prompts.pool, a.fleet.prompts)
+	a.proxy.SetIndex(a.fleet.index, nil)
 	a.datapath.name = a.fleet.replicaID
 	a.admin = newAdmin(a)
 	a.reloads.last = time.Now()

@@ -48,6 +48,7 @@ type Config struct {
 	Health    HealthConfig    `yaml:"health"`
 	Retry     RetryConfig     `yaml:"retry"`
 	Tokenizer TokenizerConfig `yaml:"tokenizer"`
+	Index     IndexConfig     `yaml:"index"`
 	Server    ServerConfig    `yaml:"server"`
 
 	// misread is what ParseConfig could not use; Validate reports it.
@@ -114,6 +115,25 @@ type ReplicaConfig struct {
 	MaxPending     int `yaml:"max_pending"`
 	// KVEvents says where it publishes what its cache holds.
 	KVEvents KVEventsConfig `yaml:"kv_events"`
+	// KVBlocks is how many blocks the engine's KV cache has. 0: the engine's
+	// pages tell, or else IndexConfig.DefaultCapacity does.
+	KVBlocks int `yaml:"kv_blocks"`
+	// DataParallel is how many data-parallel ranks answer at the URL. Each is a
+	// replica of its own, ID/0 to ID/N-1, unless there is one only. 0: the
+	// engine's pages tell.
+	DataParallel int `yaml:"data_parallel"`
+}
+
+// IndexConfig is about what is known of the engines' KV caches.
+type IndexConfig struct {
+	// MaxBytes is the memory for it.
+	MaxBytes Bytes `yaml:"max_bytes"`
+	// DefaultCapacity is how many blocks the KV cache of an engine has that does
+	// not tell.
+	DefaultCapacity int `yaml:"default_capacity_blocks"`
+	// Snapshot is the file in which it survives a restart of the agent; when
+	// empty, it does not.
+	Snapshot string `yaml:"snapshot"`
 }
 
 // DiscoveryConfig says where engines are found beside Config.Replicas.
@@ -254,6 +274,7 @@ func DefaultConfig() Config {
 		},
 		Retry:     RetryConfig{MaxAttempts: 3, Backoff: 25 * time.Millisecond},
 		Tokenizer: TokenizerConfig{Workers: 2, MaxWait: 50 * time.Millisecond, CacheBytes: 256 << 20},
+		Index:     IndexConfig{MaxBytes: 1 << 30, DefaultCapacity: 16384},
 		Server: ServerConfig{
 			IdleTimeout:     2 * time.Minute,
 			HeadTimeout:     10 * time.Second,
@@ -355,6 +376,7 @@ func (c *Config) Validate() error {
 	}
 	p.positive("retry.backoff", c.Retry.Backoff)
 	c.validateTokenizer(&p)
+	c.validateIndex(&p)
 	c.validateServer(&p)
 	return p.err()
 }
@@ -435,6 +457,29 @@ func (c *Config) validateTokenizer(p *problems) {
 	}
 	if t.HubCache != "" && !filepath.IsAbs(t.HubCache) {
 		p.add("tokenizer.hub_cache", "%q is not an absolute path", t.HubCache)
+	}
+}
+
+const (
+	// leastIndex is room for some ten thousand blocks.
+	leastIndex = 1 << 20
+	// mostBlocks is more than the largest engines have, and bounds what a
+	// mistaken number costs.
+	mostBlocks = 1 << 28
+	// mostRanks bounds the replicas that one URL becomes.
+	mostRanks = 1024
+)
+
+func (c *Config) validateIndex(p *problems) {
+	x := &c.Index
+	if x.MaxBytes < leastIndex {
+		p.add("index.max_bytes", "%v is below %v, which holds hardly a few prompts", x.MaxBytes, Bytes(leastIndex))
+	}
+	if n := x.DefaultCapacity; n < 1 || n > mostBlocks {
+		p.add("index.default_capacity_blocks", "%d is outside 1 to %d", n, mostBlocks)
+	}
+	if x.Snapshot != "" && !filepath.IsAbs(x.Snapshot) {
+		p.add("index.snapshot", "%q is not an absolute path", x.Snapshot)
 	}
 }
 
@@ -606,6 +651,12 @@ func (c *Config) validateReplicas(p *problems) {
 		}
 		p.engine(path, engineKeys{r.Engine, r.Models, r.APIKey, r.APIKeyFile, r.MaxConcurrency, r.MaxPending})
 		r.KVEvents.validate(p, path+".kv_events")
+		if n := r.KVBlocks; n < 0 || n > mostBlocks {
+			p.add(path+".kv_blocks", "%d is outside 0 to %d; leave it out to ask the engine", n, mostBlocks)
+		}
+		if n := r.DataParallel; n < 0 || n > mostRanks {
+			p.add(path+".data_parallel", "%d is outside 0 to %d; leave it out to ask the engine", n, mostRanks)
+		}
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/inferrail/inferrail/index"
 	"github.com/inferrail/inferrail/policy"
 	"github.com/inferrail/inferrail/proxy"
 )
@@ -34,6 +35,8 @@ type fleet struct {
 	engines   func([]netip.AddrPort)
 	discovery *discovery
 	prompts   *prompts
+	// index knows what the members' engines hold.
+	index *index.Index
 
 	stopped context.Context
 	stop    context.CancelFunc
@@ -50,6 +53,8 @@ type fleet struct {
 	slots    slots
 	snapshot *proxy.Fleet
 	shadowed map[string]bool // aliases already reported as hidden by a model
+	// cacheNames are the names that base models have in the index.
+	cacheNames map[string]string
 }
 
 // startFleet starts to look for engines and to watch them. It returns after
@@ -77,6 +82,7 @@ func newFleet(cfg *Config, log *slog.Logger, publish func(*proxy.Fleet), engines
 			},
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		},
+		index:    index.New(index.Config{MaxBytes: int64(cfg.Index.MaxBytes)}),
 		health:   health{HealthConfig: cfg.Health},
 		shadowed: map[string]bool{},
 		serving:  make(chan struct{}),
@@ -258,6 +264,7 @@ func (f *fleet) releaseLocked(m *member) {
 	m.end()
 	m.replica.Close()
 	f.prompts.release(m.replica.Slot)
+	f.index.Leave(m.replica.Slot)
 	f.slots.release(m.replica.Slot)
 	f.leaving = slices.DeleteFunc(f.leaving, func(other *member) bool { return other == m })
 }
@@ -399,6 +406,7 @@ func (f *fleet) publishLocked() {
 	f.standInLocked(s, add)
 	f.addLastResortLocked(s)
 	f.prompts.assign(cfg, s, f.sameLocked())
+	f.cachesLocked(cfg, s)
 	slices.SortFunc(s.Listed, func(a, b *proxy.Model) int { return strings.Compare(a.Name, b.Name) })
 	for _, mc := range cfg.Models {
 		for _, alias := range mc.Aliases {

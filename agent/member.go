@@ -82,6 +82,7 @@ type member struct {
 	// unlisted is why they are not those of the last time that it was asked.
 	unlisted string
 	addrs    []netip.AddrPort
+	cache    engineCache
 }
 
 // errSilent: the engine did not answer a check in time. It may be dead, or it

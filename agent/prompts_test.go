@@ -448,8 +448,9 @@ func TestWhoSharesWhatIsLoaded(t *testing.T) {
 	if got := l.told("off"); got != "approximate (no tokenizer, by configuration)" {
 		t.Errorf("off is %s", got)
 	}
-	if l.model("lora").BlockSize != 32 || l.model("base").BlockSize != defaultBlock {
-		t.Errorf("block sizes %d, %d", l.model("lora").BlockSize, l.model("base").BlockSize)
+	// One engine has one cache.
+	if l.model("lora").BlockSize != 32 || l.model("base").BlockSize != 32 || l.model("other").BlockSize != defaultBlock {
+		t.Errorf("block sizes %d, %d, %d", l.model("lora").BlockSize, l.model("base").BlockSize, l.model("other").BlockSize)
 	}
 	if got := strings.Fields(l.loads()); len(got) != 3 || !slices.Contains(got, "org/basestring") {
 		t.Errorf("loaded %q", got)

@@ -198,6 +198,7 @@ func keepStarted(cfg, started *Config) {
 	hub := cfg.Tokenizer.HubCache
 	cfg.Tokenizer = started.Tokenizer
 	cfg.Tokenizer.HubCache = hub
+	cfg.Index.MaxBytes, cfg.Index.Snapshot = started.Index.MaxBytes, started.Index.Snapshot
 	now, then := &cfg.Server.TLS, &started.Server.TLS
 	now.Listen = then.Listen
 	if (now.CertFile == "") != (then.CertFile == "") {

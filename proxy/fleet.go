@@ -59,6 +59,14 @@ type Model struct {
 	// BlockSize is how many tokens a block of its engines' KV caches has, as far
 	// as that is known.
 	BlockSize int
+	// CacheName names the base model in the index, and Adapter the LoRA adapter,
+	// "" for none: what Root of package index is given. Names of one model have
+	// the same, so that they share what is cached. Without a CacheName nothing
+	// is looked up.
+	CacheName, Adapter string
+	// Blocks are the block sizes that its replicas have (Replica.SetBlock), each
+	// once. The chain of a prompt is made once for each of them.
+	Blocks []int
 	// Replicas that serve it and may be chosen now.
 	Replicas []*Replica
 }
@@ -82,6 +90,8 @@ type Replica struct {
 	OnFailure func(inARow int, cause error)
 
 	auth     atomic.Pointer[string]
+	block    atomic.Int32 // tokens; 0 is not known
+	rank     atomic.Int32 // +1; 0 is none
 	gate     gate
 	warmth   warmth
 	failures atomic.Int64 // in a row
@@ -98,6 +108,14 @@ func (r *Replica) SetKey(key string) {
 	}
 	r.auth.Store(&key)
 }
+
+// SetBlock says how many tokens a block of the engine's KV cache has. 0, which
+// is so at first, means that it is not known: nothing is looked up then.
+func (r *Replica) SetBlock(tokens int) { r.block.Store(int32(tokens)) }
+
+// SetRank says which data-parallel rank of the engine the replica is; below 0 it
+// is the whole engine, as it is at first.
+func (r *Replica) SetRank(rank int) { r.rank.Store(int32(max(rank, -1) + 1)) }
 
 // SetBounds bounds the requests the replica is sent at one time (0: no bound),
 // and those that wait in the agent for their turn there.

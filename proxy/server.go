@@ -112,8 +112,10 @@ type Server struct {
 	access atomic.Pointer[Access]
 	// prompts is nil until SetPrompts.
 	prompts atomic.Pointer[prompts]
-	shards  []*shard
-	stats   *stats
+	// cache is nil until SetIndex.
+	cache  atomic.Pointer[cache]
+	shards []*shard
+	stats  *stats
 	// inside brings the requests of HTTP/2 streams to the loop; streams uses it.
 	inside  *http.Transport
 	streams *http2Proxy
