@@ -271,7 +271,7 @@ func parseVLLMSources(body []byte, host string, rank int) (publisher, error) {
 		return publisher{}, errNoPublisher(fmt.Sprintf("the engine names no publisher for its rank %d", rank))
 	}
 	s, ok := found[rank]
-	if !ok || s.Enabled != nil && !*s.Enabled || s.Endpoint == nil {
+	if !ok || s.Enabled != nil && !*s.Enabled || s.Endpoint == nil || *s.Endpoint == "" {
 		return publisher{}, notPublished
 	}
 	if s.Publisher != nil && *s.Publisher != "zmq" {
