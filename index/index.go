@@ -1,9 +1,9 @@
 package index
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 )
 
 // Config bounds an Index.
@@ -14,17 +14,66 @@ type Config struct {
 
 // Index knows what every engine holds. New makes it; its methods may be called
 // from any goroutine.
+//
+// A slot's mutex is taken before one of the table, of the arena or of the
+// lanes, and mu before a slot's. Of two slots, the second is only tried.
 type Index struct {
 	config Config
 	table  *table
+	arena  *arena
+	lanes  lanes
+	epochs atomic.Uint32 // how many slots have begun anew, all together
 
-	mu    sync.Mutex // guards the changing of slots and lanes
-	slots atomic.Pointer[[]*slot]
+	mu    sync.Mutex              // guards the changing of slots
+	slots atomic.Pointer[[]*slot] // immutable; nil where none has joined
 }
 
-// slot is one engine endpoint.
+// lanes hands out the lanes of the table, the lowest first. Its methods may be
+// called from any goroutine.
+type lanes struct {
+	mu    sync.Mutex   // guards what follows
+	n     atomic.Int32 // how many there have been at once; read without mu
+	spare []lane
+}
+
+// maxLanes is how many the table can tell apart.
+const maxLanes = 1 << 16
+
+func (l *lanes) take() (lane, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if last := len(l.spare) - 1; last >= 0 {
+		taken := l.spare[last]
+		l.spare = l.spare[:last]
+		return taken, true
+	}
+	n := l.n.Load()
+	if n == maxLanes {
+		return 0, false
+	}
+	l.n.Store(n + 1)
+	return lane(n), true
+}
+
+// giveBack takes a lane that is in no set of the table any more.
+func (l *lanes) giveBack(taken lane) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.spare = append(l.spare, taken)
+}
+
+// slot is one engine endpoint. Look reads the lanes of its tree, and what of
+// its shadow is made for that, without the mutex.
 type slot struct {
+	number int
+	size   atomic.Int64 // the records of its tree, for the choice of who gives up some
+
 	mu     sync.Mutex // guards what follows
+	gone   bool       // it has left
+	epoch  uint32     // claims of another are void
+	claims int        // in flight, of this epoch
+	resets int        // how often it was forgotten
+	short  bool       // some of what events told was given up for memory
 	config SlotConfig
 	state  State
 	why    string
@@ -66,25 +115,164 @@ const (
 // New returns an empty index.
 func New(c Config) *Index {
 	x := &Index{config: c, table: newTable()}
+	x.arena = &arena{limit: c.MaxBytes, table: x.table}
 	x.slots.Store(&[]*slot{})
 	return x
+}
+
+// at is the slot of a number, nil if none has joined.
+func (x *Index) at(number int) *slot {
+	slots := *x.slots.Load()
+	if number < 0 || number >= len(slots) {
+		return nil
+	}
+	return slots[number]
+}
+
+// lock returns the slot of a number with its mutex held, nil if there is none.
+func (x *Index) lock(number int) *slot {
+	s := x.at(number)
+	if s == nil {
+		return nil
+	}
+	s.mu.Lock()
+	if s.gone {
+		s.mu.Unlock()
+		return nil
+	}
+	return s
+}
+
+// unlock ends what lock began.
+func (s *slot) unlock() {
+	s.size.Store(int64(s.tree.records))
+	s.mu.Unlock()
 }
 
 // Join begins to know a slot, which is Approximate at first, or changes what is
 // known of its engine: what is held under another model or block size is
 // forgotten, and a smaller capacity evicts.
-func (x *Index) Join(slot int, c SlotConfig) {}
+func (x *Index) Join(number int, c SlotConfig) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if number < 0 {
+		return
+	}
+	if s := x.lock(number); s != nil {
+		defer s.unlock()
+		if c.Model != s.config.Model || c.BlockSize != s.config.BlockSize {
+			x.forgetLocked(s)
+		}
+		s.config = c
+		s.shadow.resize(s)
+		return
+	}
+	s := &slot{number: number, config: c, epoch: x.epochs.Add(1)}
+	s.tree.makeRoom = func() bool { return x.makeRoom(s) }
+	s.tree.init(x.arena, &x.lanes)
+	s.shadow.resize(s)
+	old := *x.slots.Load()
+	slots := make([]*slot, max(len(old), number+1))
+	copy(slots, old)
+	slots[number] = s
+	x.slots.Store(&slots)
+}
 
 // Leave forgets a slot, and frees what it held. Claims on it become void.
-func (x *Index) Leave(slot int) {}
+func (x *Index) Leave(number int) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	s := x.lock(number)
+	if s == nil {
+		return
+	}
+	slots := slices.Clone(*x.slots.Load())
+	slots[number] = nil
+	for len(slots) > 0 && slots[len(slots)-1] == nil {
+		slots = slots[:len(slots)-1]
+	}
+	x.slots.Store(&slots)
+	s.gone = true
+	s.shadow.reset()
+	s.told.reset(s)
+	s.tree.close()
+	s.mu.Unlock()
+}
 
 // Forget empties a slot: its engine has restarted. Claims on it become void.
-func (x *Index) Forget(slot int) {}
+func (x *Index) Forget(number int) {
+	if s := x.lock(number); s != nil {
+		x.forgetLocked(s)
+		s.resets++
+		s.unlock()
+	}
+}
+
+func (x *Index) forgetLocked(s *slot) {
+	s.epoch = x.epochs.Add(1)
+	s.claims = 0
+	s.short = false
+	s.shadow.reset()
+	s.told.reset(s)
+	s.tree.empty()
+}
 
 // SetState says how well a slot is known from now on, and why, for people. A
 // slot that becomes Exact gives up what was guessed; one that becomes
 // Approximate or Mismatched keeps what events have told as guesses.
-func (x *Index) SetState(slot int, s State, why string) {}
+func (x *Index) SetState(number int, state State, why string) {
+	s := x.lock(number)
+	if s == nil {
+		return
+	}
+	defer s.unlock()
+	s.why = why
+	if s.state == state {
+		return
+	}
+	s.state = state
+	switch state {
+	case Exact:
+		s.shadow.abandon(s)
+	case Approximate, Mismatched:
+		s.shadow.adopt(s)
+	}
+}
+
+// makeRoom gives up something of the slot that holds the most, or of s itself
+// where that is in use by another. The mutex of s is held.
+func (x *Index) makeRoom(s *slot) bool {
+	s.size.Store(int64(s.tree.records))
+	most := s
+	for _, o := range *x.slots.Load() {
+		// s goes before another that holds little more: it can use at once
+		// what it gives up.
+		if o != nil && o != s && o.size.Load() > most.size.Load()+2*batchRecords {
+			most = o
+		}
+	}
+	if most != s && most.mu.TryLock() {
+		gave := !most.gone && most.giveUp()
+		most.unlock()
+		if gave {
+			return true
+		}
+	}
+	return s.giveUp()
+}
+
+// giveUp drops one block: the one that the shadow would evict next, else one
+// that events have told. It reports whether there was one.
+func (s *slot) giveUp() bool {
+	if s.shadow.giveUp(s) {
+		return true
+	}
+	if !s.tree.giveUp(func(r ref) { s.told.lose(s, r) }) {
+		return false
+	}
+	s.short = true
+	return true
+}
 
 // Prompt is what the index needs of a prompt. The caller owns its memory, and
 // may reuse it after each call.
@@ -122,33 +310,70 @@ type Lookup struct {
 
 // Look finds what every slot holds of the prompt, which must stay as it is while
 // l is asked. It waits for no writer and allocates only to grow l.
-func (x *Index) Look(l *Lookup, p *Prompt) {}
-
-// Held is what a slot holds of the prompt looked up.
-func (l *Lookup) Held(slot int) Held { return Held{} }
-
-// Claim is what one request has made of a slot's blocks. It lies in the
-// request, and is used by one goroutine at a time. The zero value claims
-// nothing; the methods do nothing with it then.
-type Claim struct {
-	slot  int32 // +1
-	epoch uint32
-	tail  ref
-	parts int32
+func (x *Index) Look(l *Lookup, p *Prompt) {
+	l.prompt, l.slots = p, *x.slots.Load()
+	n := int(x.lanes.n.Load())
+	l.depth = slices.Grow(l.depth[:0], n)[:n]
+	clear(l.depth)
+	x.table.match(l.depth, p.Chain)
 }
 
-// Claim says that the prompt has been sent to a slot: its blocks are about to
-// be there. h is what Held has said of it. A claim on a slot that is not known
-// is void.
-func (x *Index) Claim(c *Claim, slot int, p *Prompt, h Held, now time.Time) {}
+// Held is what a slot holds of the prompt looked up.
+func (l *Lookup) Held(number int) Held {
+	var h Held
+	if number < 0 || number >= len(l.slots) || l.slots[number] == nil {
+		return h
+	}
+	s := l.slots[number]
+	depth := int32(0)
+	for tier := range h {
+		// A lane may have been made since Look.
+		if n := int(s.tree.lane[tier].Load()); n != 0 && n <= len(l.depth) {
+			depth = max(depth, l.depth[n-1])
+		}
+		h[tier] = depth
+	}
+	return s.shadow.beyond(l.prompt, h)
+}
 
-// Prefilled says that the engine has begun to answer.
-func (x *Index) Prefilled(c *Claim, now time.Time) {}
+// SlotStats is what there is to say of a slot.
+type SlotStats struct {
+	Slot     int
+	State    State
+	Why      string
+	Blocks   [Tiers]int // by the tier that events have told
+	Guessed  int        // blocks that its engine is taken to hold
+	Expected int        // blocks on their way
+	Capacity int        // in blocks
+	Block    int        // tokens in a block
+	Bytes    int64      // of the tree's records
+	Claims   int        // in flight
+	Resets   int        // how often it was forgotten
+}
 
-// Release says that the request has ended, after the engine has generated so
-// many tokens; -1 when that is not known. It voids the claim.
-func (x *Index) Release(c *Claim, generated int, now time.Time) {}
+// Stats appends what there is to say of each slot.
+func (x *Index) Stats(dst []SlotStats) []SlotStats {
+	for number := range *x.slots.Load() {
+		s := x.lock(number)
+		if s == nil {
+			continue
+		}
+		st := SlotStats{
+			Slot: number, State: s.state, Why: s.why,
+			Guessed: s.tree.blocks[guessed], Expected: s.tree.blocks[expected],
+			Capacity: s.config.Capacity, Block: s.config.BlockSize,
+			Bytes:  int64(s.tree.records) * recordBytes,
+			Claims: s.claims, Resets: s.resets,
+		}
+		copy(st.Blocks[:], s.tree.blocks[:Tiers])
+		if s.short && s.state == Exact {
+			st.State, st.Why = Approximate, "index.max_bytes is too small"
+		}
+		s.unlock()
+		dst = append(dst, st)
+	}
+	return dst
+}
 
-// Undo takes the claim back: the engine has refused the request, or failed
-// before it answered. It voids the claim.
-func (x *Index) Undo(c *Claim) {}
+// Bytes is the memory that the index holds.
+func (x *Index) Bytes() int64 { return x.arena.bytes() }

@@ -1,5 +1,10 @@
 package index
 
+import (
+	"math/bits"
+	"sync/atomic"
+)
+
 // Tier is where an engine keeps a block. Choosing weighs the slower ones.
 type Tier uint8
 
@@ -12,23 +17,61 @@ const (
 	Tiers = 4
 )
 
-// reason is why a tree holds a block.
+// reason is why a tree keeps a block. Reasons are counted: there may be several
+// copies of a block, and several requests that compute it.
 type reason uint8
 
 const (
 	// The first Tiers reasons are the tiers: the engine's events have said so.
-	// They are counted, as engines may hold a block several times.
 
 	// guessed: the shadow takes the engine to hold it, on the GPU.
 	guessed = reason(Tiers) + iota
 	// expected: a request that computes it was sent, and no event has said so
 	// yet. It counts as on the GPU.
 	expected
+	// pinned: a request uses it. That keeps the record, but by itself the block
+	// is not held.
+	pinned
 	reasons
 )
 
-// ref is a record of a tree. It is valid until the tree drops it; 0 is none.
-type ref uint32
+// The state of a record: the lowest bits say for each tier whether it is
+// reached, then come three flags, and then a count for each reason. When a
+// count is at its largest, tree.more has what is beyond it.
+const (
+	reachedBits  = 1<<Tiers - 1
+	spareBit     = 1 << 4 // it is a spare record
+	branchBit    = 1 << 5 // it is in tree.branches
+	touchedBit   = 1 << 6 // it was asked for or told of since the hand passed it
+	reasonsShift = 7
+)
+
+var (
+	countShift = [reasons]uint8{7, 11, 14, 16, 18, 20, 26}
+	countMax   = [reasons]uint32{15, 7, 3, 3, 3, 63, 63}
+)
+
+// heldBits gives, for the state of a record, the tiers at which it is held: each
+// one at which there is a reason, and the slower ones.
+func heldBits(state uint32) uint32 {
+	const (
+		onGPU  = 15<<7 | 3<<18 | 63<<20
+		onCPU  = 7 << 11
+		onDisk = 3 << 14
+		remote = 3 << 16
+	)
+	switch {
+	case state&onGPU != 0:
+		return 0b1111
+	case state&onCPU != 0:
+		return 0b1110
+	case state&onDisk != 0:
+		return 0b1100
+	case state&remote != 0:
+		return 0b1000
+	}
+	return 0
+}
 
 // tree is what one slot's engine holds: a record for each block, below the
 // block before it. A record lives while there is a reason for it or others are
@@ -37,24 +80,26 @@ type ref uint32
 // that is not held is kept, and enters when that block is held again.
 //
 // It is guarded by the mutex of its slot. Index makes it.
+//
+// A record is found as the first one below its parent, or by its hash among the
+// branches. So a chain needs no map, and walking one that is there already
+// reads its records in order.
 type tree struct {
-	table   *table
-	lanes   func(Tier) (lane, bool) // of the slot; false for a tier it has not used
-	records []record                // by ref; the first is no record
-	byHash  map[Hash]ref
-	free    []ref
-	blocks  [Tiers]int // blocks held by tier
-}
-
-// record is one block of a tree, or a spare one.
-type record struct {
-	hash          Hash
-	parent, child ref // child is the first of those below it
-	next, prev    ref // among those below its parent
-	after, before ref // in the list that it is in
-	held          [reasons]uint16
-	reached       [Tiers]bool
-	spare         bool
+	arena    *arena
+	lanes    *lanes
+	lane     [Tiers]atomic.Uint32 // the slot's, plus 1; 0 for a tier not used
+	chunks   []*chunk             // of the arena, as far as this tree knows it
+	top      ref                  // what the roots are below; it is no block
+	free     ref                  // records to use, linked by next
+	freed    int                  // how many
+	records  int                  // how many are in use, top aside
+	hand     ref                  // where giveUp goes on
+	branches branches
+	more     map[uint64]uint32 // by ref<<8 | reason
+	blocks   [reasons]int      // how many have the reason
+	// makeRoom gives up something of this or another tree, and reports whether
+	// it has. It is called with the slot's mutex held.
+	makeRoom func() bool
 }
 
 // list is records in an order, the oldest first. A record is in one list at
@@ -64,39 +109,676 @@ type list struct {
 	n           int
 }
 
-// find returns the record of a block, 0 if there is none.
-func (t *tree) find(h Hash) ref { return t.byHash[h] }
+// moreBytes is about what an entry of tree.more takes.
+const moreBytes = 32
+
+func (t *tree) at(r ref) *record { return &t.chunks[r/chunkRecords][r%chunkRecords] }
+
+// init makes the tree ready. Its top is there from now on, past the bound if
+// need be.
+func (t *tree) init(a *arena, l *lanes) {
+	t.arena, t.lanes = a, l
+	t.free, t.chunks = a.take(true)
+	t.freed = batchRecords
+	t.top = t.alloc()
+	t.records = 0
+	t.at(t.top).state = reachedBits
+	t.hand = t.top
+	t.useLane(GPU)
+}
+
+// useLane makes the lane of a tier, if there is one left, and enters what is
+// reached at it.
+func (t *tree) useLane(tier Tier) {
+	if t.lane[tier].Load() != 0 {
+		return
+	}
+	l, ok := t.lanes.take()
+	if !ok {
+		return
+	}
+	for r := t.following(t.top); r != t.top; r = t.following(r) {
+		if rec := t.at(r); rec.state&(1<<tier) != 0 {
+			t.arena.table.enter(rec.hash(), l)
+		}
+	}
+	t.lane[tier].Store(uint32(l) + 1)
+}
+
+// following is the record behind r in the order in which parents come before
+// what is below them; the top comes after the last.
+func (t *tree) following(r ref) ref {
+	rec := t.at(r)
+	if rec.child != 0 {
+		return rec.child
+	}
+	for r != t.top {
+		if rec.next != 0 {
+			return rec.next
+		}
+		r = rec.parent
+		rec = t.at(r)
+	}
+	return t.top
+}
+
+// find returns the record of a block below a parent, 0 if there is none.
+// parent is the record of the block before it, 0 for the first of a chain.
+func (t *tree) find(parent ref, h Hash) ref {
+	if parent == 0 {
+		parent = t.top
+	}
+	c := t.at(parent).child
+	if c == 0 {
+		return 0
+	}
+	rec := t.at(c)
+	if rec.hash() != h || rec.state&spareBit != 0 {
+		if c = t.branches.find(t, h); c == 0 {
+			return 0
+		}
+		if rec = t.at(c); rec.parent != parent {
+			return 0
+		}
+	}
+	rec.state |= touchedBit
+	return c
+}
 
 // add returns the record of a block, made if there is none. parent is the
 // record of the block before it, 0 for the first of a chain. It is held for no
 // reason yet; a caller that does not hold it must drop it. 0 means that the
 // memory of the index is used up, and that nothing could be given up for it.
-func (t *tree) add(parent ref, h Hash) ref { panic("not yet") }
+//
+// Making one may give up others of the tree, but none that is pinned, and
+// neither the parent nor what is before it.
+func (t *tree) add(parent ref, h Hash) ref {
+	if r := t.find(parent, h); r != 0 {
+		return r
+	}
+	r := t.room(parent)
+	if r == 0 {
+		return 0
+	}
+	rec := t.at(r)
+	rec.setHash(h)
+	rec.state = touchedBit
+	t.hang(r, parent)
+	return r
+}
 
 // spareRecord makes a record that stands for memory of the engine only: a
-// second copy of the block at, or one whose hash is not known. It can be put
-// into lists and is given back by drop.
-func (t *tree) spareRecord(at ref) ref { panic("not yet") }
+// second copy of the block at, or one whose hash is not known. It hangs below
+// at, which lives as long. It can be put into lists and is given back by drop.
+// As add, it may return 0.
+func (t *tree) spareRecord(at ref) ref {
+	r := t.room(at)
+	if r == 0 {
+		return 0
+	}
+	t.at(r).state = spareBit
+	t.hang(r, at)
+	return r
+}
 
-// hold adds a reason for a block, once more for a tier.
-func (t *tree) hold(r ref, why reason) { panic("not yet") }
+// isSpare: the record was made by spareRecord.
+func (t *tree) isSpare(r ref) bool { return t.at(r).state&spareBit != 0 }
 
-// release takes away a reason, once for a tier, and the record with its last
-// one. It reports whether the reason was there.
-func (t *tree) release(r ref, why reason) bool { panic("not yet") }
+// hash is the block's, zero of a spare record.
+func (t *tree) hash(r ref) Hash { return t.at(r).hash() }
+
+// parent is the record of the block before it, or the one that a spare record
+// was made for; 0 if there is none.
+func (t *tree) parent(r ref) ref {
+	if p := t.at(r).parent; p != t.top {
+		return p
+	}
+	return 0
+}
+
+// leaf: nothing is below the record.
+func (t *tree) leaf(r ref) bool { return t.at(r).child == 0 }
+
+// room returns a record that is not used, keeping the one that it is for.
+func (t *tree) room(keep ref) ref {
+	if t.free != 0 && !t.arena.full() {
+		return t.alloc()
+	}
+	if keep != 0 {
+		t.raise(keep, pinned)
+		defer t.lower(keep, pinned)
+	}
+	// Of what is given up, the table gives back no memory at once. So when the
+	// bound is reached, one goes for one that comes.
+	if t.arena.full() && (t.makeRoom == nil || !t.makeRoom()) {
+		return 0
+	}
+	for t.free == 0 {
+		if first, chunks := t.arena.take(false); first != 0 {
+			t.chunks = chunks
+			t.free, t.freed = first, batchRecords
+		} else if t.makeRoom == nil || !t.makeRoom() {
+			return 0
+		}
+	}
+	return t.alloc()
+}
+
+// alloc takes one of the free records, of which there are some.
+func (t *tree) alloc() ref {
+	r := t.free
+	rec := t.at(r)
+	t.free = rec.next
+	t.freed--
+	t.records++
+	*rec = record{}
+	return r
+}
+
+// discard makes a record a free one.
+func (t *tree) discard(r ref) {
+	rec := t.at(r)
+	rec.next = t.free
+	t.free = r
+	t.records--
+	if t.freed++; t.freed < 2*batchRecords {
+		return
+	}
+	t.giveBack()
+}
+
+// giveBack gives a batch of the free records to the arena.
+func (t *tree) giveBack() {
+	first, last := t.free, t.at(t.free)
+	for range batchRecords - 1 {
+		last = t.at(last.next)
+	}
+	t.free, last.next = last.next, 0
+	t.freed -= batchRecords
+	t.arena.giveBack(first)
+}
+
+// hang puts a record below a parent: first if it is alone, else behind the first,
+// so that the first stays the one to be found without the branches.
+func (t *tree) hang(r, parent ref) {
+	if parent == 0 {
+		parent = t.top
+	}
+	rec, p := t.at(r), t.at(parent)
+	rec.parent = parent
+	if p.child == 0 {
+		p.child = r
+		return
+	}
+	first := t.at(p.child)
+	rec.prev, rec.next = p.child, first.next
+	if first.next != 0 {
+		t.at(first.next).prev = r
+	}
+	first.next = r
+	if rec.state&spareBit == 0 {
+		rec.state |= branchBit
+		t.branches.insert(t, r)
+	}
+}
+
+// count is how often there is a reason.
+func (t *tree) count(r ref, state uint32, why reason) uint32 {
+	n := state >> countShift[why] & countMax[why]
+	if n == countMax[why] {
+		n += t.more[uint64(r)<<8|uint64(why)]
+	}
+	return n
+}
+
+// raise adds one to the count of a reason, and reports whether it is the first.
+func (t *tree) raise(r ref, why reason) bool {
+	rec := t.at(r)
+	n := rec.state >> countShift[why] & countMax[why]
+	if n < countMax[why] {
+		rec.state += 1 << countShift[why]
+		return n == 0
+	}
+	if t.more == nil {
+		t.more = map[uint64]uint32{}
+	}
+	key := uint64(r)<<8 | uint64(why)
+	if t.more[key]++; t.more[key] == 1 {
+		t.arena.count(moreBytes)
+	}
+	return false
+}
+
+// lower takes one from the count of a reason, which is not 0, and reports
+// whether it was the last.
+func (t *tree) lower(r ref, why reason) bool {
+	rec := t.at(r)
+	n := rec.state >> countShift[why] & countMax[why]
+	if n == countMax[why] {
+		key := uint64(r)<<8 | uint64(why)
+		if more := t.more[key]; more > 1 {
+			t.more[key] = more - 1
+			return false
+		} else if more == 1 {
+			delete(t.more, key)
+			t.arena.count(-moreBytes)
+			return false
+		}
+	}
+	rec.state -= 1 << countShift[why]
+	return n == 1
+}
+
+// zero makes the count of a reason 0, and reports whether it was not.
+func (t *tree) zero(r ref, why reason) bool {
+	rec := t.at(r)
+	n := rec.state >> countShift[why] & countMax[why]
+	if n == countMax[why] {
+		if key := uint64(r)<<8 | uint64(why); t.more[key] != 0 {
+			delete(t.more, key)
+			t.arena.count(-moreBytes)
+		}
+	}
+	rec.state &^= countMax[why] << countShift[why]
+	return n != 0
+}
+
+// hold adds a reason for a block.
+func (t *tree) hold(r ref, why reason) {
+	if why < Tiers && t.lane[why].Load() == 0 {
+		t.useLane(Tier(why))
+	}
+	if !t.raise(r, why) {
+		return
+	}
+	rec := t.at(r)
+	rec.state |= touchedBit
+	if rec.state&spareBit != 0 {
+		return
+	}
+	t.blocks[why]++
+	if why != pinned {
+		t.reach(r)
+	}
+}
+
+// release takes away a reason once, and the record with its last one. Then
+// those before it go too for which there is no reason and which it alone was
+// below. It reports whether the reason was there.
+func (t *tree) release(r ref, why reason) bool {
+	if t.at(r).state>>countShift[why]&countMax[why] == 0 {
+		return false
+	}
+	if t.lower(r, why) && t.at(r).state&spareBit == 0 {
+		t.blocks[why]--
+		if why != pinned {
+			t.unreach(r)
+		}
+		t.drop(r)
+	}
+	return true
+}
 
 // holds tells how often there is a reason.
-func (t *tree) holds(r ref, why reason) int { panic("not yet") }
+func (t *tree) holds(r ref, why reason) int { return int(t.count(r, t.at(r).state, why)) }
 
 // drop gives a record back for which there is no reason and which nothing is
 // below, or a spare one, and does nothing to others.
-func (t *tree) drop(r ref) { panic("not yet") }
+func (t *tree) drop(r ref) {
+	if rec := t.at(r); rec.state&spareBit != 0 && rec.child == 0 {
+		for why := range reasons {
+			t.zero(r, why)
+		}
+	}
+	for r != t.top {
+		rec := t.at(r)
+		if rec.state>>reasonsShift != 0 || rec.child != 0 {
+			return
+		}
+		parent := rec.parent
+		t.unhang(r)
+		r = parent
+		if t.at(r).state&spareBit != 0 {
+			return
+		}
+	}
+}
+
+// unhang takes a record that nothing is below out of the tree.
+func (t *tree) unhang(r ref) {
+	rec := t.at(r)
+	if rec.state&branchBit != 0 {
+		t.branches.remove(t, r)
+	}
+	if t.hand == r {
+		if t.hand = rec.next; t.hand == 0 {
+			t.hand = rec.parent
+		}
+	}
+	if rec.prev != 0 {
+		t.at(rec.prev).next = rec.next
+	} else {
+		t.at(rec.parent).child = rec.next
+	}
+	if rec.next != 0 {
+		t.at(rec.next).prev = rec.prev
+	}
+	t.discard(r)
+}
 
 // clear takes a reason away from all blocks.
-func (t *tree) clear(why reason) { panic("not yet") }
+func (t *tree) clear(why reason) {
+	if t.blocks[why] == 0 {
+		return
+	}
+	// From below upwards, so that what is dropped has nothing below it any more.
+	for r := t.lowest(t.top); r != t.top; {
+		rec := t.at(r)
+		on, parent := rec.next, rec.parent
+		if rec.state&spareBit == 0 && t.zero(r, why) {
+			t.blocks[why]--
+			if why != pinned {
+				t.unreach(r)
+			}
+		}
+		if rec.state>>reasonsShift == 0 && rec.state&spareBit == 0 && rec.child == 0 {
+			t.unhang(r)
+		}
+		if r = parent; on != 0 {
+			r = t.lowest(on)
+		}
+	}
+}
+
+// lowest is the first of the records at and below r that comes when what is
+// below a record comes before it.
+func (t *tree) lowest(r ref) ref {
+	for c := t.at(r).child; c != 0; c = t.at(r).child {
+		r = c
+	}
+	return r
+}
+
+// empty drops everything. No list may be used any more that had records of it.
+func (t *tree) empty() {
+	for r := t.lowest(t.top); r != t.top; {
+		rec := t.at(r)
+		on, parent := rec.next, rec.parent
+		t.leave(rec, rec.state&reachedBits)
+		t.unhang(r)
+		if r = parent; on != 0 {
+			r = t.lowest(on)
+		}
+	}
+	t.arena.count(-moreBytes * int64(len(t.more)))
+	t.more = nil
+	t.blocks = [reasons]int{}
+}
+
+// close gives everything back. The tree cannot be used any more.
+func (t *tree) close() {
+	t.empty()
+	t.branches.close(t)
+	t.discard(t.top)
+	// Batches were taken whole and given back whole, so whole ones are left.
+	for t.freed > 0 {
+		t.giveBack()
+	}
+	for i := range t.lane {
+		if l := t.lane[i].Load(); l != 0 {
+			t.lanes.giveBack(lane(l - 1))
+			t.lane[i].Store(0)
+		}
+	}
+}
+
+// reach enters a block and what is below it in the lanes at which they are
+// reached now, the block before those below it.
+func (t *tree) reach(start ref) {
+	for r := start; ; {
+		rec := t.at(r)
+		gained := heldBits(rec.state) & t.at(rec.parent).state &^ rec.state & reachedBits
+		if gained != 0 && rec.state&spareBit == 0 {
+			rec.state |= gained
+			t.enter(rec, gained)
+			if rec.child != 0 {
+				r = rec.child
+				continue
+			}
+		}
+		for r != start && rec.next == 0 {
+			r = rec.parent
+			rec = t.at(r)
+		}
+		if r == start {
+			return
+		}
+		r = rec.next
+	}
+}
+
+// unreach takes a block and what is below it out of the lanes at which they are
+// reached no more, those below it before the block.
+func (t *tree) unreach(start ref) {
+	rec := t.at(start)
+	lost := rec.state & reachedBits &^ heldBits(rec.state)
+	if lost == 0 {
+		return
+	}
+	for r := start; ; {
+		if c := t.reached(t.at(r).child, lost); c != 0 {
+			r = c
+			continue
+		}
+		for {
+			rec := t.at(r)
+			t.leave(rec, rec.state&lost)
+			rec.state &^= lost
+			if r == start {
+				return
+			}
+			if c := t.reached(rec.next, lost); c != 0 {
+				r = c
+				break
+			}
+			r = rec.parent
+		}
+	}
+}
+
+// reached is the first of the records from r on, below one parent, that is
+// reached at one of the tiers.
+func (t *tree) reached(r ref, tiers uint32) ref {
+	for r != 0 && t.at(r).state&tiers == 0 {
+		r = t.at(r).next
+	}
+	return r
+}
+
+func (t *tree) enter(rec *record, tiers uint32) {
+	for ; tiers != 0; tiers &= tiers - 1 {
+		if l := t.lane[bits.TrailingZeros32(tiers)].Load(); l != 0 {
+			t.arena.table.enter(rec.hash(), lane(l-1))
+		}
+	}
+}
+
+func (t *tree) leave(rec *record, tiers uint32) {
+	for ; tiers != 0; tiers &= tiers - 1 {
+		if l := t.lane[bits.TrailingZeros32(tiers)].Load(); l != 0 {
+			t.arena.table.leave(rec.hash(), lane(l-1))
+		}
+	}
+}
+
+// giveUp drops one leaf that is held for no other reason than that events have
+// told so, and reports whether there was one. A hand goes round the tree; it
+// takes leaves that have not been asked for or told of since it was there last.
+// lose is told which before it goes.
+func (t *tree) giveUp(lose func(ref)) bool {
+	const notTold = ^uint32(1<<18 - 1)
+	for range 2*t.records + 2 {
+		r := t.hand
+		rec := t.at(r)
+		touched := rec.state & touchedBit
+		rec.state &^= touchedBit
+		if rec.child != 0 || r == t.top || touched != 0 || rec.state&notTold != 0 || rec.state>>reasonsShift == 0 {
+			t.hand = t.following(r)
+			continue
+		}
+		lose(r)
+		parent := rec.parent
+		t.hand = parent
+		for why := range reason(Tiers) {
+			if t.zero(r, why) {
+				t.blocks[why]--
+			}
+		}
+		t.unreach(r)
+		t.drop(r)
+		return true
+	}
+	return false
+}
 
 // push puts a record at the end of a list, pushFront at its beginning, and
 // unlink takes it out.
-func (t *tree) push(l *list, r ref)      { panic("not yet") }
-func (t *tree) pushFront(l *list, r ref) { panic("not yet") }
-func (t *tree) unlink(l *list, r ref)    { panic("not yet") }
+func (t *tree) push(l *list, r ref) {
+	rec := t.at(r)
+	rec.before, rec.after = l.last, 0
+	if l.last != 0 {
+		t.at(l.last).after = r
+	} else {
+		l.first = r
+	}
+	l.last = r
+	l.n++
+}
+
+func (t *tree) pushFront(l *list, r ref) {
+	rec := t.at(r)
+	rec.before, rec.after = 0, l.first
+	if l.first != 0 {
+		t.at(l.first).before = r
+	} else {
+		l.last = r
+	}
+	l.first = r
+	l.n++
+}
+
+func (t *tree) unlink(l *list, r ref) {
+	rec := t.at(r)
+	if rec.before != 0 {
+		t.at(rec.before).after = rec.after
+	} else {
+		l.first = rec.after
+	}
+	if rec.after != 0 {
+		t.at(rec.after).before = rec.before
+	} else {
+		l.last = rec.before
+	}
+	rec.before, rec.after = 0, 0
+	l.n--
+}
+
+// after is the record behind r in its list, 0 for the last.
+func (t *tree) after(r ref) ref { return t.at(r).after }
+
+// linked: the record is in the list, if it is in any.
+func (t *tree) linked(l *list, r ref) bool { return t.at(r).before != 0 || l.first == r }
+
+// branches finds the records of a tree that were not alone below their parent
+// when they were made, by their hash. It is a table with open addressing. The
+// zero value is empty.
+type branches struct {
+	cells []ref
+	n     int
+}
+
+// home is the cell that a hash should be in.
+func (b *branches) home(h Hash) uint32 {
+	return uint32((h.Lo >> 32) * uint64(len(b.cells)) >> 32)
+}
+
+func (b *branches) find(t *tree, h Hash) ref {
+	if b.n == 0 {
+		return 0
+	}
+	for i := b.home(h); ; {
+		r := b.cells[i]
+		if r == 0 || t.at(r).hash() == h {
+			return r
+		}
+		if i++; i == uint32(len(b.cells)) {
+			i = 0
+		}
+	}
+}
+
+// insert adds a record whose hash is not there. The cells are never more than
+// three quarters full.
+func (b *branches) insert(t *tree, r ref) {
+	if 4*(b.n+1) > 3*len(b.cells) {
+		b.resize(t, max(8, len(b.cells)*3/2))
+	}
+	b.put(t, r)
+	b.n++
+}
+
+func (b *branches) put(t *tree, r ref) {
+	i := b.home(t.at(r).hash())
+	for b.cells[i] != 0 {
+		if i++; i == uint32(len(b.cells)) {
+			i = 0
+		}
+	}
+	b.cells[i] = r
+}
+
+func (b *branches) resize(t *tree, size int) {
+	old := b.cells
+	b.cells = make([]ref, size)
+	for _, r := range old {
+		if r != 0 {
+			b.put(t, r)
+		}
+	}
+	t.arena.count(4 * int64(len(b.cells)-len(old)))
+}
+
+// remove takes out a record that is there, and moves those behind it up.
+func (b *branches) remove(t *tree, r ref) {
+	size := uint32(len(b.cells))
+	i := b.home(t.at(r).hash())
+	for b.cells[i] != r {
+		if i++; i == size {
+			i = 0
+		}
+	}
+	for j := i; ; {
+		if j++; j == size {
+			j = 0
+		}
+		o := b.cells[j]
+		if o == 0 {
+			break
+		}
+		// It may move to i unless its home is behind i, up to j.
+		if home := b.home(t.at(o).hash()); (j+size-home)%size >= (j+size-i)%size {
+			b.cells[i] = o
+			i = j
+		}
+	}
+	b.cells[i] = 0
+	if b.n--; size > 64 && 8*b.n < int(size) {
+		b.resize(t, int(size)/4)
+	}
+}
+
+// close gives the memory back.
+func (b *branches) close(t *tree) {
+	t.arena.count(-4 * int64(len(b.cells)))
+	*b = branches{}
+}
