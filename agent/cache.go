@@ -81,6 +81,7 @@ func (f *fleet) joinIndexLocked(cfg *Config, m *member) bool {
 		f.index.Join(m.replica.Slot, slot)
 		m.cache.slot, m.cache.joined = slot, true
 		m.replica.SetBlock(slot.BlockSize)
+		m.subscriber.poke()
 	}
 	return true
 }

@@ -40,7 +40,7 @@ type fleet struct {
 
 	stopped context.Context
 	stop    context.CancelFunc
-	done    sync.WaitGroup // the members' goroutines, two each
+	done    sync.WaitGroup // the members' goroutines, three each
 	serving chan struct{}  // closed when the first replica takes requests
 	served  sync.Once      // closes serving
 
@@ -213,7 +213,7 @@ func (f *fleet) apply(wanted []finding) error {
 		m := &member{
 			id: w.ID, url: w.URL, replica: replica,
 			poked: make(chan struct{}, 1), first: make(chan struct{}),
-			checker: f.prompts.join(slot),
+			checker: f.prompts.join(slot), subscriber: newSubscriber(slot, w.ID, f.index, f.log),
 		}
 		life, end := context.WithCancel(f.stopped)
 		m.end = end
@@ -221,6 +221,7 @@ func (f *fleet) apply(wanted []finding) error {
 		f.joinLocked(m, w)
 		f.done.Go(func() { f.live(m) })
 		f.done.Go(func() { f.checkPrompts(life, m) })
+		f.done.Go(func() { f.followEvents(life, m) })
 	}
 	for _, m := range before {
 		if !slices.Contains(f.members, m) {
@@ -264,6 +265,7 @@ func (f *fleet) releaseLocked(m *member) {
 	m.end()
 	m.replica.Close()
 	f.prompts.release(m.replica.Slot)
+	m.subscriber.close()
 	f.index.Leave(m.replica.Slot)
 	f.slots.release(m.replica.Slot)
 	f.leaving = slices.DeleteFunc(f.leaving, func(other *member) bool { return other == m })
@@ -306,6 +308,7 @@ func (f *fleet) settleLocked(now time.Time, changed bool) {
 				m.returns, m.came = m.returns+1, now
 			}
 			m.checker.poke()
+			m.subscriber.poke()
 			m.replica.Forgive()
 			// An agent that starts meets engines that are at work already.
 			if was != joining || f.running {
@@ -553,6 +556,11 @@ func (f *fleet) ailments() []string {
 		}
 		out = append(out, "replica "+m.id+" "+state)
 	}
+	for _, m := range f.members {
+		if why := m.subscriber.ailment(now); why != "" && m.takesRequests() {
+			out = append(out, "replica "+m.id+": "+why)
+		}
+	}
 	f.mu.Unlock()
 	out = append(out, f.prompts.ailments()...)
 	for _, s := range f.discovery.status() {
@@ -604,6 +612,9 @@ func (f *fleet) status() any {
 		InFlight int        `json:"in_flight"`
 		Pending  int        `json:"pending"`
 		Models   []string   `json:"models"`
+		// Cache is how well it is known what the engine's KV cache holds.
+		Cache    string `json:"cache"`
+		CacheWhy string `json:"cache_why,omitempty"`
 	}
 	type model struct {
 		Name     string   `json:"name"`
@@ -618,6 +629,11 @@ func (f *fleet) status() any {
 		Models    []model        `json:"models"`
 		Discovery []sourceStatus `json:"discovery"`
 	}{[]replica{}, []model{}, f.discovery.status()}
+	type cache struct{ state, why string }
+	caches := map[int]cache{}
+	for _, st := range f.index.Stats(nil) {
+		caches[st.Slot] = cache{indexStates[st.State], st.Why}
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	now := time.Now()
@@ -625,7 +641,8 @@ func (f *fleet) status() any {
 		row := replica{
 			m.replica.Slot, m.id, m.url, m.source, m.cfg.Engine, m.vitals.standing.String(), m.takesRequests(),
 			m.reason(), nil, m.vitals.ejections, m.vitals.failedChecks, m.replica.Failures(),
-			m.replica.Share(now), m.replica.InFlight(), m.replica.Pending(), names(m.models)}
+			m.replica.Share(now), m.replica.InFlight(), m.replica.Pending(), names(m.models),
+			caches[m.replica.Slot].state, caches[m.replica.Slot].why}
 		if until := m.vitals.until; !until.IsZero() {
 			row.Until = &until
 		}

@@ -35,10 +35,15 @@ type zmtpConn struct {
 	ends   []int  // of its frames in buf
 	frames [][]byte
 	out    []byte
+	// waiting: receive has seen nothing of a message yet.
+	waiting bool
 }
 
-// zmtpLimits bound one message.
-type zmtpLimits struct{ bytes, frames int }
+// zmtpLimits bound one message, and the time from its first byte to its last.
+type zmtpLimits struct {
+	bytes, frames int
+	time          time.Duration
+}
 
 // zmtpHandshake bounds connecting and the handshake, zmtpWrite sending.
 const (
@@ -255,12 +260,9 @@ func (c *zmtpConn) write() error {
 	return nil
 }
 
-// until bounds the calls of receive that follow; zero is no bound.
+// until bounds how long the next receive waits for a message to begin; zero is
+// no bound.
 func (c *zmtpConn) until(t time.Time) error { return c.conn.SetReadDeadline(t) }
-
-// pending tells whether more has arrived already, so that receive is not likely
-// to wait.
-func (c *zmtpConn) pending() bool { return c.r.Buffered() > 0 }
 
 // receive returns the frames of the next message. They are valid until the next
 // call. After an error the connection is of no more use, but for
@@ -274,8 +276,13 @@ func (c *zmtpConn) receive() ([][]byte, error) {
 		was := len(c.buf)
 		if was == 0 && len(c.ends) == 0 {
 			// Waiting takes nothing away, so that it can be given up.
+			c.waiting = true
 			if _, err := c.r.Peek(1); err != nil {
 				return nil, plainReadError(err)
+			}
+			c.waiting = false
+			if err := c.until(time.Now().Add(c.limits.time)); err != nil {
+				return nil, err
 			}
 		}
 		flags, buf, err := c.readFrame(c.buf, c.limits.bytes-was)

@@ -19,7 +19,7 @@ import (
 	"github.com/go-zeromq/zmq4"
 )
 
-var testLimits = zmtpLimits{bytes: 1 << 20, frames: 4}
+var testLimits = zmtpLimits{bytes: 1 << 20, frames: 4, time: patience}
 
 // patience is how long a test waits for what must come.
 const patience = 30 * time.Second
@@ -293,7 +293,7 @@ func TestZMTPBoundsMessages(t *testing.T) {
 	part := appendFrame(nil, zmtpMore, make([]byte, 400<<10))
 	f(bytes.Repeat(part, 3), testLimits, "larger than allowed")
 	// A gigabyte is allowed and announced, and three bytes of it come.
-	f([]byte{zmtpLong, 0, 0, 0, 0, 0x40, 0, 0, 0, 1, 2, 3}, zmtpLimits{2 << 30, 4}, "closed")
+	f([]byte{zmtpLong, 0, 0, 0, 0, 0x40, 0, 0, 0, 1, 2, 3}, zmtpLimits{2 << 30, 4, patience}, "closed")
 	f([]byte{0x80, 1, 'x'}, testLimits, "flags 0x80")
 	f([]byte{zmtpCommand, 0}, testLimits, "malformed command")
 	f(append([]byte{zmtpCommand | zmtpLong}, huge[1:]...), testLimits, "larger than allowed")
@@ -303,7 +303,7 @@ func TestZMTPBoundsMessages(t *testing.T) {
 func TestZMTPKeepsNoLargeBuffer(t *testing.T) {
 	stream := appendFrame(nil, 0, make([]byte, 8<<20))
 	stream = appendFrame(stream, 0, []byte("x"))
-	c := &zmtpConn{r: bufio.NewReader(bytes.NewReader(stream)), limits: zmtpLimits{16 << 20, 1}}
+	c := &zmtpConn{r: bufio.NewReader(bytes.NewReader(stream)), limits: zmtpLimits{16 << 20, 1, patience}, conn: deaf{}}
 	for range 2 {
 		if _, err := c.receive(); err != nil {
 			t.Fatal(err)
@@ -337,6 +337,20 @@ func TestZMTPAnswersPing(t *testing.T) {
 	c.close()
 	if got, want := <-pong, "\x04\x0c\x04PONGcontext"; !strings.HasSuffix(got, want) {
 		t.Errorf("the other end has %q", got)
+	}
+}
+
+// TestZMTPMessageInTime: a message that stops halfway does not hold anybody for
+// longer than one may take, though the wait for one has no end.
+func TestZMTPMessageInTime(t *testing.T) {
+	address := peer(t, func(c net.Conn) {
+		_, _ = c.Write(append(greets(), 0, 10, 'x'))
+		_, _ = io.Copy(io.Discard, c)
+	})
+	c := dial(t, "tcp", address, "SUB", zmtpLimits{100, 1, 10 * time.Millisecond})
+	_ = c.until(time.Time{})
+	if _, err := c.receive(); !errors.Is(err, os.ErrDeadlineExceeded) || c.waiting {
+		t.Errorf("got %v, waiting: %v", err, c.waiting)
 	}
 }
 
@@ -385,7 +399,7 @@ func FuzzZMTP(f *testing.F) {
 	f.Add(append(greets(), appendFrame(appendFrame(nil, zmtpMore, []byte("topic")), 0, make([]byte, 300))...))
 	f.Add(append(greets(), appendFrame(nil, zmtpCommand, []byte("\x04PING\x00\x0a"))...))
 	f.Fuzz(func(t *testing.T, stream []byte) {
-		limits := zmtpLimits{bytes: 1000, frames: 3}
+		limits := zmtpLimits{bytes: 1000, frames: 3, time: patience}
 		c := &zmtpConn{conn: deaf{}, r: bufio.NewReader(bytes.NewReader(stream)), limits: limits}
 		if c.shakeHands("SUB") != nil {
 			return
@@ -411,3 +425,4 @@ type deaf struct{ net.Conn }
 
 func (deaf) Write(b []byte) (int, error)      { return len(b), nil }
 func (deaf) SetWriteDeadline(time.Time) error { return nil }
+func (deaf) SetReadDeadline(time.Time) error  { return nil }

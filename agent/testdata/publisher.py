@@ -21,14 +21,14 @@ import time
 import msgspec
 import zmq
 
-ctx = zmq.Context()
 ports = [0, 0]
 seq, kept, mute, chain = 0, [], False, 0
 pub = router = None
 
 
 def bind():
-    global pub, router
+    global ctx, pub, router
+    ctx = zmq.Context()
     pub, router = ctx.socket(zmq.PUB), ctx.socket(zmq.ROUTER)
     for i, s in enumerate((pub, router)):
         s.setsockopt(zmq.LINGER, 0)
@@ -76,6 +76,7 @@ def replay():
 def close():
     pub.close()
     router.close()
+    ctx.term()  # when that returns, the ports are free
 
 
 def obey(command, n):
