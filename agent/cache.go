@@ -15,6 +15,11 @@ type engineCache struct {
 	// slot is what the index was told of it last; joined: it was told.
 	slot   index.SlotConfig
 	joined bool
+	// What the engine's pages tell: which it is, how many tokens a block has and
+	// how many blocks there are, and that it reuses none of them.
+	engine        string
+	block, blocks int
+	uncached      bool
 }
 
 // cachesLocked gives the models of a snapshot that is about to be published the
@@ -39,7 +44,7 @@ func (f *fleet) cachesLocked(cfg *Config, s *proxy.Fleet) {
 		}
 	}
 	for _, m := range f.leaving {
-		if m.cache.joined {
+		if m.cache.joined && !m.cache.uncached {
 			blocks[m.replica] = m.cache.slot.BlockSize
 		}
 	}
@@ -69,22 +74,30 @@ func (f *fleet) cachesLocked(cfg *Config, s *proxy.Fleet) {
 func (f *fleet) joinIndexLocked(cfg *Config, m *member) bool {
 	model := f.servedBaseLocked(m)
 	if model == "" {
-		return m.cache.joined // what it served last stays
+		return m.cache.joined && !m.cache.uncached // what it served last stays
 	}
 	slot := index.SlotConfig{
 		Model:        cmp.Or(f.cacheNames[model], model),
-		BlockSize:    cmp.Or(f.configuredBlock(cfg, m), defaultBlock),
-		Capacity:     cmp.Or(m.cfg.KVBlocks, cfg.Index.DefaultCapacity),
-		AfterPrefill: m.cfg.Engine == "sglang",
+		BlockSize:    cmp.Or(f.configuredBlock(cfg, m), m.cache.block, defaultBlock),
+		Capacity:     cmp.Or(m.cfg.KVBlocks, m.cache.blocks, cfg.Index.DefaultCapacity),
+		AfterPrefill: m.engine() == "sglang",
 	}
 	if !m.cache.joined || m.cache.slot != slot {
 		f.index.Join(m.replica.Slot, slot)
 		m.cache.slot, m.cache.joined = slot, true
-		m.replica.SetBlock(slot.BlockSize)
 		m.subscriber.poke()
 	}
+	// Where nothing is reused nothing is looked for.
+	if m.cache.uncached {
+		m.replica.SetBlock(0)
+		return false
+	}
+	m.replica.SetBlock(slot.BlockSize)
 	return true
 }
+
+// engine is which one it is, as far as that is known.
+func (m *member) engine() string { return cmp.Or(m.cfg.Engine, m.cache.engine) }
 
 // servedBaseLocked is the first base model that the member lists, or that an
 // adapter it lists adapts; "" when it is not known to serve any.

@@ -658,6 +658,14 @@ func (c *Config) validateReplicas(p *problems) {
 			p.add(path+".data_parallel", "%d is outside 0 to %d; leave it out to ask the engine", n, mostRanks)
 		}
 	}
+	for i, r := range c.Replicas {
+		for rank := range min(r.DataParallel, mostRanks) {
+			id := r.ID + "/" + strconv.Itoa(rank)
+			if other, ok := ids[id]; ok && r.DataParallel > 1 {
+				p.add(fmt.Sprintf("replicas[%d].data_parallel", i), "rank %d would be called %q, as %s is", rank, id, other)
+			}
+		}
+	}
 }
 
 func (c *Config) validateDiscovery(p *problems) {

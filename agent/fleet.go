@@ -40,17 +40,19 @@ type fleet struct {
 
 	stopped context.Context
 	stop    context.CancelFunc
-	done    sync.WaitGroup // the members' goroutines, three each
+	done    sync.WaitGroup // the goroutines of members, three each, and of servers
 	serving chan struct{}  // closed when the first replica takes requests
 	served  sync.Once      // closes serving
 
 	mu       sync.Mutex // guards what follows and what members say it guards
+	wanted   []finding  // what apply was told last
 	members  []*member  // in the order in which they were found
 	leaving  []*member  // those that have left and still serve requests
 	health   health     // of members
 	running  bool       // every member of the start was checked once
 	closed   bool
 	slots    slots
+	servers  []*server
 	snapshot *proxy.Fleet
 	shadowed map[string]bool // aliases already reported as hidden by a model
 	// cacheNames are the names that base models have in the index.
@@ -75,9 +77,10 @@ func newFleet(cfg *Config, log *slog.Logger, publish func(*proxy.Fleet), engines
 		log: log, publish: publish, engines: engines,
 		client: &http.Client{
 			Transport: &http.Transport{
-				DialContext:         dialer.DialContext,
-				DisableCompression:  true,
-				MaxIdleConnsPerHost: 1,
+				DialContext:        dialer.DialContext,
+				DisableCompression: true,
+				// A check, and a look at the engine's pages.
+				MaxIdleConnsPerHost: 2,
 				IdleConnTimeout:     cfg.Server.UpstreamIdle,
 			},
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
@@ -105,16 +108,27 @@ func (f *fleet) start() error {
 	}
 	f.discovery.awaitFirst()
 
-	f.mu.Lock()
-	members := slices.Clone(f.members)
-	f.mu.Unlock()
-	for _, m := range members {
-		<-m.first
+	// What the first checks find may be several ranks, which are checked too.
+	for checked := map[*member]bool{}; ; {
+		f.mu.Lock()
+		m, stay := (*member)(nil), context.Context(nil)
+		for _, other := range f.members {
+			if !checked[other] {
+				m, stay = other, other.stay
+				break
+			}
+		}
+		f.running = m == nil
+		f.mu.Unlock()
+		if m == nil {
+			return nil
+		}
+		select {
+		case <-m.first:
+		case <-stay.Done():
+		}
+		checked[m] = true
 	}
-	f.mu.Lock()
-	f.running = true
-	f.mu.Unlock()
-	return nil
 }
 
 // close ends the watching and closes the replicas. No request may be running.
@@ -181,19 +195,25 @@ func (f *fleet) promptsChanged() {
 func (f *fleet) apply(wanted []finding) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	return f.applyLocked(wanted)
+}
+
+func (f *fleet) applyLocked(wanted []finding) error {
 	if f.closed {
 		return nil
 	}
+	f.wanted = wanted
 	now := time.Now()
 	before := f.members
 	f.members = make([]*member, 0, len(wanted))
 	changed := false
 	var problems []error
-	for _, w := range wanted {
-		same := func(m *member) bool { return m.id == w.ID && m.url == w.URL }
+	for _, w := range f.ranksLocked(wanted, &problems) {
+		same := func(m *member) bool { return m.id == w.member && m.url == w.URL }
 		if i := slices.IndexFunc(before, same); i >= 0 {
 			changed = changed || !slices.Equal(before[i].cfg.Models, w.Models)
 			before[i].configureLocked(w.ReplicaConfig, w.source)
+			before[i].setRank(w.rank)
 			f.members = append(f.members, before[i])
 			continue
 		}
@@ -204,17 +224,18 @@ func (f *fleet) apply(wanted []finding) error {
 			continue
 		}
 		slot := f.slots.take()
-		replica, err := proxy.NewReplica(slot, w.ID, w.URL)
+		replica, err := proxy.NewReplica(slot, w.member, w.URL)
 		if err != nil {
 			f.slots.release(slot)
 			problems = append(problems, err)
 			continue
 		}
 		m := &member{
-			id: w.ID, url: w.URL, replica: replica,
+			id: w.member, url: w.URL, replica: replica, server: f.serverLocked(w.finding),
 			poked: make(chan struct{}, 1), first: make(chan struct{}),
-			checker: f.prompts.join(slot), subscriber: newSubscriber(slot, w.ID, f.index, f.log),
+			checker: f.prompts.join(slot), subscriber: newSubscriber(slot, w.member, f.index, f.log),
 		}
+		m.server.members++
 		life, end := context.WithCancel(f.stopped)
 		m.end = end
 		replica.OnFailure = func(inARow int, cause error) { f.requestFailed(m, inARow, cause) }
@@ -238,14 +259,54 @@ func (f *fleet) apply(wanted []finding) error {
 	return errors.Join(problems...)
 }
 
-func (f *fleet) joinLocked(m *member, w finding) {
+// rankedFinding is a member that is wanted: a data-parallel rank of a finding, or
+// the whole of it, when rank is -1.
+type rankedFinding struct {
+	finding
+	member string // its ID
+	rank   int
+}
+
+// ranksLocked makes one of each data-parallel rank of the findings, as many as are
+// configured, or as the engine has said that it has.
+func (f *fleet) ranksLocked(wanted []finding, problems *[]error) []rankedFinding {
+	ids := make(map[string]bool, len(wanted))
+	for _, w := range wanted {
+		ids[w.ID] = true
+	}
+	list := make([]rankedFinding, 0, len(wanted))
+	for _, w := range wanted {
+		n := w.DataParallel
+		for _, s := range f.servers {
+			if n == 0 && s.id == w.ID && s.url == w.URL {
+				n = s.ranks
+			}
+		}
+		if n < 2 {
+			list = append(list, rankedFinding{w, w.ID, -1})
+			continue
+		}
+		for rank := range min(n, mostRanks) {
+			id := w.ID + "/" + strconv.Itoa(rank)
+			if ids[id] {
+				*problems = append(*problems, fmt.Errorf("replica %s: rank %d would be called %s, as another replica is; give that one another id", w.ID, rank, id))
+				continue
+			}
+			list = append(list, rankedFinding{w, id, rank})
+		}
+	}
+	return list
+}
+
+func (f *fleet) joinLocked(m *member, w rankedFinding) {
 	if f.running {
-		f.log.Info("replica joins", "replica", w.ID, "url", w.URL, "source", w.source)
+		f.log.Info("replica joins", "replica", m.id, "url", w.URL, "source", w.source)
 	}
 	m.gone, m.standsIn, m.shown = time.Time{}, false, joining
 	m.stay, m.leave = context.WithCancel(f.stopped)
 	f.health.joined(&m.vitals)
 	m.configureLocked(w.ReplicaConfig, w.source)
+	m.setRank(w.rank)
 	f.members = append(f.members, m)
 	m.poke()
 }
@@ -267,6 +328,10 @@ func (f *fleet) releaseLocked(m *member) {
 	f.prompts.release(m.replica.Slot)
 	m.subscriber.close()
 	f.index.Leave(m.replica.Slot)
+	if m.server.members--; m.server.members == 0 {
+		m.server.end()
+		f.servers = slices.DeleteFunc(f.servers, func(s *server) bool { return s == m.server })
+	}
 	f.slots.release(m.replica.Slot)
 	f.leaving = slices.DeleteFunc(f.leaving, func(other *member) bool { return other == m })
 }
@@ -309,6 +374,7 @@ func (f *fleet) settleLocked(now time.Time, changed bool) {
 			}
 			m.checker.poke()
 			m.subscriber.poke()
+			f.cameUpLocked(m, now)
 			m.replica.Forgive()
 			// An agent that starts meets engines that are at work already.
 			if was != joining || f.running {
@@ -320,6 +386,7 @@ func (f *fleet) settleLocked(now time.Time, changed bool) {
 			f.log.Warn("replica is ejected", "replica", m.id, "url", m.url,
 				"failed_requests", m.vitals.failedRequests, "for", m.vitals.until.Sub(now), "why", m.cause)
 		case down:
+			m.wentDown = now
 			f.log.Warn("replica is down", "replica", m.id, "url", m.url, "failed_checks", m.vitals.failedChecks, "why", m.why)
 		}
 	}

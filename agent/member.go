@@ -55,10 +55,12 @@ type member struct {
 	// subscriber follows its KV events (fleet.followEvents).
 	subscriber *subscriber
 	end        context.CancelFunc // of the checker and the subscriber, when the member is released
+	server     *server
 
 	// What follows is guarded.
 
 	cfg    ReplicaConfig
+	rank   int    // of its server's data-parallel ranks; -1 is all of them
 	source string // where it was found; "static" when it is configured
 	key    string // that the engine wants
 	// stay ends when the member leaves. It is made anew when it comes back.
@@ -86,6 +88,10 @@ type member struct {
 	unlisted string
 	addrs    []netip.AddrPort
 	cache    engineCache
+	// wentDown is when it was found down last, while it is; restarts is how often
+	// its engine was seen to have restarted.
+	wentDown time.Time
+	restarts int
 }
 
 // errSilent: the engine did not answer a check in time. It may be dead, or it
@@ -144,6 +150,12 @@ func (m *member) configureLocked(rc ReplicaConfig, source string) {
 		m.poke()
 	}
 	m.subscriber.poke()
+}
+
+// setRank says which data-parallel rank of its server the member is.
+func (m *member) setRank(rank int) {
+	m.rank = rank
+	m.replica.SetRank(rank)
 }
 
 func (m *member) setKeyLocked(key string) {
@@ -318,6 +330,7 @@ func (f *fleet) check(ctx context.Context, m *member) (suspect bool) {
 	curious := m.stale || m.vitals.standing == joining || m.vitals.standing == down ||
 		m.vitals.failedChecks > 0 || m.checks+1 >= modelsEvery
 	known := m.vitals.standing == up && len(m.models) > 0
+	joins := m.vitals.standing == joining || m.vitals.standing == down
 	m.stale = false // what makes it so from now on, this check may miss
 	f.mu.Unlock()
 
@@ -334,6 +347,10 @@ func (f *fleet) check(ctx context.Context, m *member) (suspect bool) {
 	well := false
 	if err == nil {
 		well, err = f.checkHealth(ctx, m, key)
+	}
+	if joins && err == nil {
+		// What it has for a cache is known before it takes requests.
+		f.look(ctx, m.server, m)
 	}
 	var models []card
 	var addrs []netip.AddrPort

@@ -144,7 +144,7 @@ func (f *fleet) eventsTarget(m *member) eventsTarget {
 	defer f.mu.Unlock()
 	up := m.vitals.standing == up || m.vitals.standing == ejected
 	return eventsTarget{
-		eventsWanted{m.cfg.KVEvents, m.cfg.Engine, 0, m.key},
+		eventsWanted{m.cfg.KVEvents, m.cfg.Engine, m.dataParallelRank(), m.key},
 		m.returns,
 		up && m.gone.IsZero() && m.cache.joined,
 	}
@@ -228,7 +228,7 @@ func (f *fleet) publisherOf(ctx context.Context, m *member, t eventsTarget, host
 
 // dataParallelRank is the rank whose events are the member's: the first of an
 // engine that is one member. The fleet's mutex is held.
-func (m *member) dataParallelRank() int { return 0 }
+func (m *member) dataParallelRank() int { return max(m.rank, 0) }
 func (s *subscriber) lose(publisher, string) {}
 func (s *subscriber) fail(publisher, error) {}
 func (c *eventCounts) worked(time.Time) bool { return false}

@@ -339,14 +339,31 @@ func (t *tree) raise(r ref, why reason) bool {
 		rec.state += 1 << countShift[why]
 		return n == 0
 	}
+	t.raiseBeyond(r, why, 1)
+	return false
+}
+
+// raiseMore adds n to the count of a reason, which is not 0.
+func (t *tree) raiseMore(r ref, why reason, n uint32) {
+	rec := t.at(r)
+	room := min(n, countMax[why]-rec.state>>countShift[why]&countMax[why])
+	rec.state += room << countShift[why]
+	t.raiseBeyond(r, why, n-room)
+}
+
+// raiseBeyond adds n to a count that is at the largest that the record has.
+func (t *tree) raiseBeyond(r ref, why reason, n uint32) {
+	if n == 0 {
+		return
+	}
 	if t.more == nil {
 		t.more = map[uint64]uint32{}
 	}
 	key := uint64(r)<<8 | uint64(why)
-	if t.more[key]++; t.more[key] == 1 {
+	had := t.more[key]
+	if t.more[key] = had + n; had == 0 {
 		t.arena.count(moreBytes)
 	}
-	return false
 }
 
 // lower takes one from the count of a reason, which is not 0, and reports
