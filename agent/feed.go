@@ -30,7 +30,8 @@ const (
 	messageTime       = 30 * time.Second
 	maxSnapshotBytes  = 300 << 20
 	maxSnapshotChunks = 1 << 16
-	replyTime         = 10 * time.Second // to the first reply and between two
+	replyTime         = 10 * time.Second // to the first reply
+	nextReplyTime     = 2 * time.Second  // to each further one
 	replayTime        = 2 * time.Minute  // the whole
 	snapshotTime      = time.Minute
 )
@@ -95,38 +96,62 @@ func (f *feed) next(patience time.Duration) (kvevent.Message, error) {
 }
 
 // replay asks for all messages that the publisher still has from a sequence on,
-// and hands them to each, which must not keep them. An error of each ends it and
-// is returned.
-func (f *feed) replay(from uint64, each func(kvevent.Message) error) (err error) {
+// and hands them to each, which must not keep them, in their order. The first
+// may be a later one than was asked for, when those before are gone; after it
+// none is missing. An error of each ends it and is returned.
+//
+// A publisher sends all replies at once, and its socket drops what its queue,
+// of a thousand usually, has no room for: any of them, the last included, which
+// says that it was the last. So what is missing is asked for anew, for as long
+// as that brings something.
+func (f *feed) replay(from uint64, each func(kvevent.Message) error) error {
 	if f.from.replay.isZero() {
 		return errors.New("there is no replay endpoint")
 	}
-	defer func() {
-		// What comes late must not answer another request.
+	r := replay{next: from, last: time.Now().Add(replayTime), each: each}
+	for {
+		before := r.next
+		err := f.replayOnce(&r)
 		if err != nil && f.dealer != nil {
+			// What comes late must not answer another request.
 			f.dealer.close()
 			f.dealer = nil
 		}
-		if f.ctx.Err() != nil {
-			err = f.ctx.Err()
-		}
-	}()
-	if f.dealer == nil {
-		if f.dealer, err = dialZMTP(f.ctx, f.from.replay.network, f.from.replay.address, "DEALER", eventLimits); err != nil {
-			f.dealer = nil
+		switch {
+		case f.ctx.Err() != nil:
+			return f.ctx.Err()
+		case err == nil, r.refused:
+			return err
+		case !r.begun || r.next == before, time.Now().After(r.last):
 			return fmt.Errorf("replay endpoint %s: %w", f.from.replay, err)
 		}
 	}
-	if err := f.dealer.send(kvevent.ReplayRequest(from)...); err != nil {
-		return fmt.Errorf("replay endpoint %s: %w", f.from.replay, err)
-	}
-	last := time.Now().Add(replayTime)
-	for {
-		until := time.Now().Add(replyTime)
-		if until.After(last) {
-			until = last
+}
+
+// replay is the state of one.
+type replay struct {
+	next    uint64 // is due
+	begun   bool   // something has come
+	last    time.Time
+	each    func(kvevent.Message) error
+	refused bool // by each
+}
+
+// replayOnce asks once, for what is due. It returns nil when the publisher has
+// said that it was all.
+func (f *feed) replayOnce(r *replay) (err error) {
+	if f.dealer == nil {
+		if f.dealer, err = dialZMTP(f.ctx, f.from.replay.network, f.from.replay.address, "DEALER", eventLimits); err != nil {
+			f.dealer = nil
+			return err
 		}
-		if err := f.dealer.until(until); err != nil {
+	}
+	if err := f.dealer.send(kvevent.ReplayRequest(r.next)...); err != nil {
+		return err
+	}
+	patience := replyTime
+	for {
+		if err := f.dealer.until(time.Now().Add(min(patience, time.Until(r.last)))); err != nil {
 			return err
 		}
 		frames, err := f.dealer.receive()
@@ -134,41 +159,46 @@ func (f *feed) replay(from uint64, each func(kvevent.Message) error) (err error)
 			err = errors.New("no answer in time")
 		}
 		if err != nil {
-			return fmt.Errorf("replay endpoint %s: %w", f.from.replay, err)
-		}
-		m, end, err := kvevent.ParseReplay(frames)
-		if err != nil {
-			return fmt.Errorf("replay endpoint %s: %w", f.from.replay, err)
-		}
-		if end {
-			return nil
-		}
-		if err := each(m); err != nil {
 			return err
 		}
+		m, end, err := kvevent.ParseReplay(frames)
+		switch {
+		case err != nil:
+			return err
+		case end:
+			return nil
+		case m.Seq < r.next:
+			continue // the publisher sends more than was asked for
+		case m.Seq > r.next && r.begun:
+			return fmt.Errorf("its replies go on with %d where %d was due", m.Seq, r.next)
+		}
+		if err := r.each(m); err != nil {
+			r.refused = true
+			return err
+		}
+		r.next, r.begun, patience = m.Seq+1, true, nextReplyTime
 	}
 }
 
-// snapshot asks for all that is held, and hands it to use, which must not keep
-// it.
-func (f *feed) snapshot(use func(*kvevent.Snapshot) error) error {
+// snapshot asks for all that is held.
+func (f *feed) snapshot() (s kvevent.Snapshot, err error) {
 	if f.from.snapshot.isZero() {
-		return errors.New("there is no snapshot endpoint")
+		return s, errors.New("there is no snapshot endpoint")
 	}
 	select {
 	case snapshots <- struct{}{}:
 		defer func() { <-snapshots }()
 	case <-f.ctx.Done():
-		return f.ctx.Err()
+		return s, f.ctx.Err()
 	}
-	wrong := func(err error) error {
+	wrong := func(err error) (kvevent.Snapshot, error) {
 		if f.ctx.Err() != nil {
-			return f.ctx.Err()
+			return s, f.ctx.Err()
 		}
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			err = errors.New("no answer in time")
 		}
-		return fmt.Errorf("snapshot endpoint %s: %w", f.from.snapshot, err)
+		return s, fmt.Errorf("snapshot endpoint %s: %w", f.from.snapshot, err)
 	}
 	c, err := dialZMTP(f.ctx, f.from.snapshot.network, f.from.snapshot.address, "REQ", zmtpLimits{maxSnapshotBytes, maxSnapshotChunks, snapshotTime})
 	if err != nil {
@@ -185,9 +215,8 @@ func (f *feed) snapshot(use func(*kvevent.Snapshot) error) error {
 	if err != nil {
 		return wrong(err)
 	}
-	s, err := kvevent.ParseSnapshot(frames)
-	if err != nil {
+	if s, err = kvevent.ParseSnapshot(frames); err != nil {
 		return wrong(err)
 	}
-	return use(&s)
+	return s, nil
 }

@@ -48,7 +48,7 @@ type eventsReport struct {
 	Snapshot  string  `json:"snapshot_endpoint,omitempty"`
 	Topic     string  `json:"topic,omitempty"`
 	Connected bool    `json:"connected"`
-	Next      *uint64 `json:"next_sequence"`
+	Next      uint64  `json:"next_sequence"`
 	LagMS     float64 `json:"lag_ms"`
 	Batches   uint64  `json:"batches"`
 	Stored    uint64  `json:"stored"`
@@ -57,10 +57,12 @@ type eventsReport struct {
 	Unknown   uint64  `json:"unknown"`
 	Gaps      uint64  `json:"gaps"`
 	Replays   uint64  `json:"replays"`
-	Snapshots uint64  `json:"snapshots"`
-	Resets    uint64  `json:"resets"`
-	Lost      uint64  `json:"lost_batches"`
-	Malformed uint64  `json:"malformed"`
+	// Unanswered are requests, for replays and snapshots, without an answer.
+	Unanswered uint64 `json:"unanswered"`
+	Snapshots  uint64 `json:"snapshots"`
+	Resets     uint64 `json:"resets"`
+	Lost       uint64 `json:"lost_batches"`
+	Malformed  uint64 `json:"malformed"`
 }
 
 // indexStates are the states of slots as pages and metrics name them.
@@ -119,19 +121,14 @@ func (s *subscriber) report() (since time.Time, _ *eventsReport) {
 	if is.from.events.isZero() {
 		return is.since, nil
 	}
-	r := &eventsReport{
+	st := &is.stats
+	return is.since, &eventsReport{
 		Endpoint: is.from.events.String(), Replay: is.from.replay.String(), Snapshot: is.from.snapshot.String(), Topic: is.from.topic,
-		Connected: is.connected,
-		LagMS:     math.Round(float64(c.lag.Load())/1e4) / 100,
-		Batches:   c.batches.Load(),
-		Stored:    c.stored.Load(), Removed: c.removed.Load(), Cleared: c.cleared.Load(), Unknown: c.unknown.Load(),
-		Gaps: c.gaps.Load(), Replays: c.replays.Load(), Snapshots: c.snapshots.Load(), Resets: c.resets.Load(),
-		Lost: c.lost.Load(), Malformed: c.malformed.Load(),
+		Connected: is.connected, Next: st.Next, LagMS: math.Round(st.Lag.Seconds()*1e5) / 100,
+		Batches: st.Batches, Stored: c.stored.Load(), Removed: c.removed.Load(), Cleared: c.cleared.Load(), Unknown: st.Passed,
+		Gaps: st.Gaps, Replays: st.Replays, Unanswered: st.Unanswered, Snapshots: st.Snapshots, Resets: st.Resets,
+		Lost: st.Lost, Malformed: c.malformed.Load(),
 	}
-	if is.known {
-		r.Next = &is.next
-	}
-	return is.since, r
 }
 
 // index shows what is known of the engines' KV caches.
@@ -162,13 +159,15 @@ var (
 	indexStateDesc = prometheus.NewDesc("inferrail_index_state",
 		"1 for the state in which the replica's KV cache is known, 0 for the others.", []string{"replica", "state"}, nil)
 	indexResetsDesc = prometheus.NewDesc("inferrail_index_resets_total",
-		"Times that what was known of a replica's KV cache was forgotten, because its engine had restarted or its events began anew.", []string{"replica"}, nil)
+		"Times that what was known of a replica's KV cache was forgotten, because its engine had restarted.", []string{"replica"}, nil)
 	eventsDesc = prometheus.NewDesc("inferrail_kv_events_total",
 		"KV events of a replica that were taken in.", []string{"replica", "kind"}, nil)
 	eventGapsDesc = prometheus.NewDesc("inferrail_kv_events_gaps_total",
 		"Times that batches of KV events were missing.", []string{"replica"}, nil)
 	eventReplaysDesc = prometheus.NewDesc("inferrail_kv_events_replays_total",
-		"Times that a publisher of KV events was asked for batches again, and how often it sent all that it had.", []string{"replica", "result"}, nil)
+		"Times that a publisher of KV events was asked for batches again.", []string{"replica"}, nil)
+	eventUnansweredDesc = prometheus.NewDesc("inferrail_kv_events_unanswered_total",
+		"Requests to a publisher of KV events, for batches or for a snapshot, that it has not answered.", []string{"replica"}, nil)
 	eventSnapshotsDesc = prometheus.NewDesc("inferrail_kv_events_snapshots_total",
 		"Times that all that an engine holds was taken from a snapshot.", []string{"replica"}, nil)
 	eventLostDesc = prometheus.NewDesc("inferrail_kv_events_lost_batches_total",
@@ -187,7 +186,7 @@ type indexMetrics struct{ fleet *fleet }
 func (indexMetrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		indexEntriesDesc, indexBytesDesc, indexSlotsDesc, indexStateDesc, indexResetsDesc, eventsDesc, eventGapsDesc,
-		eventReplaysDesc, eventSnapshotsDesc, eventLostDesc, eventMalformedDesc, eventLagDesc,
+		eventReplaysDesc, eventUnansweredDesc, eventSnapshotsDesc, eventLostDesc, eventMalformedDesc, eventLagDesc,
 	} {
 		ch <- d
 	}
@@ -233,7 +232,7 @@ func (x indexMetrics) Collect(ch chan<- prometheus.Metric) {
 			}
 			gauge(indexStateDesc, value, m.id, name)
 		}
-		count(indexResetsDesc, uint64(st.Resets)+m.subscriber.counts.resets.Load(), m.id)
+		count(indexResetsDesc, uint64(st.Resets), m.id)
 	}
 	for name, n := range entries {
 		gauge(indexEntriesDesc, float64(n), name)
@@ -242,20 +241,21 @@ func (x indexMetrics) Collect(ch chan<- prometheus.Metric) {
 		gauge(indexSlotsDesc, float64(n), indexStates[state])
 	}
 	for _, m := range members {
-		if m.subscriber.standing().from.events.isZero() && m.subscriber.counts.batches.Load() == 0 {
+		is, c := m.subscriber.standing(), &m.subscriber.counts
+		if is.from.events.isZero() && is.stats.Batches == 0 {
 			continue // it publishes none
 		}
-		c := &m.subscriber.counts
+		st := &is.stats
 		count(eventsDesc, c.stored.Load(), m.id, "stored")
 		count(eventsDesc, c.removed.Load(), m.id, "removed")
 		count(eventsDesc, c.cleared.Load(), m.id, "cleared")
-		count(eventsDesc, c.unknown.Load(), m.id, "unknown")
-		count(eventGapsDesc, c.gaps.Load(), m.id)
-		count(eventReplaysDesc, c.replays.Load()-c.failedReplays.Load(), m.id, "ok")
-		count(eventReplaysDesc, c.failedReplays.Load(), m.id, "failed")
-		count(eventSnapshotsDesc, c.snapshots.Load(), m.id)
-		count(eventLostDesc, c.lost.Load(), m.id)
+		count(eventsDesc, st.Passed, m.id, "unknown")
+		count(eventGapsDesc, st.Gaps, m.id)
+		count(eventReplaysDesc, st.Replays, m.id)
+		count(eventUnansweredDesc, st.Unanswered, m.id)
+		count(eventSnapshotsDesc, st.Snapshots, m.id)
+		count(eventLostDesc, st.Lost, m.id)
 		count(eventMalformedDesc, c.malformed.Load(), m.id)
-		gauge(eventLagDesc, float64(c.lag.Load())/1e9, m.id)
+		gauge(eventLagDesc, st.Lag.Seconds(), m.id)
 	}
 }

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/inferrail/inferrail/index"
+	"github.com/inferrail/inferrail/index/kvevent"
 )
 
 // subscriber follows the KV events of one member's engine, and tells the index
@@ -26,20 +28,30 @@ type subscriber struct {
 	poked  chan struct{} // asks to look anew at what is to be followed; holds one
 	counts eventCounts
 
+	// What follows belongs to the goroutine.
+
+	follower *kvevent.Follower // nil while nothing is followed
+	options  kvevent.Options   // of follower
+	round    int               // that follower was made in
+	past     kvevent.Stats     // of followers before
+	warned   string            // the last failure in the log
+
 	mu     sync.Mutex // guards what follows, and is held while the index is told
 	closed bool       // the slot is the member's no more
+	// rounds is how often what the index knew of the slot was forgotten behind
+	// the follower's back. What a follower of another round tells is void.
+	rounds int
 	is     eventStanding
 	cut    context.CancelFunc // ends the connections; nil without any
+	cursor kvevent.Cursor     // how far what was told to the index goes
+	whole  bool               // cursor can be gone on from
+	resume *kvevent.Cursor    // to begin behind
 }
 
-// eventCounts are what has come from a publisher, since the member is there.
+// eventCounts are the events that were taken in, by kind, and messages that are
+// none.
 type eventCounts struct {
-	stored, removed, cleared, unknown atomic.Uint64 // events
-	batches                           atomic.Uint64
-	gaps, replays, failedReplays      atomic.Uint64
-	snapshots, resets, malformed      atomic.Uint64
-	lost                              atomic.Uint64 // batches that could not be had again
-	lag                               atomic.Int64  // of the batch applied last, in nanoseconds
+	stored, removed, cleared, malformed atomic.Uint64
 }
 
 // eventStanding is how a slot's events are followed, for people.
@@ -50,14 +62,13 @@ type eventStanding struct {
 	// from is where they are published, as far as that is known.
 	from      publisher
 	connected bool
-	next      uint64 // sequence of the batch that is due
-	known     bool   // next is
+	stats     kvevent.Stats
 }
 
 func newSubscriber(slot int, id string, x *index.Index, log *slog.Logger) *subscriber {
 	return &subscriber{
 		slot: slot, index: x, log: log.With("replica", id), poked: make(chan struct{}, 1),
-		is: eventStanding{state: index.Approximate, why: "its engine was not asked yet", since: time.Now()},
+		is: eventStanding{state: index.Approximate, why: "the engine was not asked yet where it publishes KV events", since: time.Now()},
 	}
 }
 
@@ -69,10 +80,12 @@ func (s *subscriber) poke() {
 	}
 }
 
-// again drops the connections and what is known of the publisher, because what
-// the index knew of the slot was forgotten.
+// again has everything told anew, because what the index knew of the slot was
+// forgotten.
 func (s *subscriber) again() {
 	s.mu.Lock()
+	s.rounds++
+	s.resume, s.whole = nil, false
 	if s.cut != nil {
 		s.cut()
 	}
@@ -95,14 +108,19 @@ func (s *subscriber) standing() eventStanding {
 	return s.is
 }
 
+// tell lets the index hear of the slot, unless what is told is void.
+func (s *subscriber) tell(what func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.closed && s.round == s.rounds {
+		what()
+	}
+}
+
 // set says how well the slot is known from now on, and why.
 func (s *subscriber) set(state index.State, why string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.setLocked(state, why)
-}
-
-func (s *subscriber) setLocked(state index.State, why string) {
 	was := s.is.state
 	if s.closed || was == state && s.is.why == why {
 		return
@@ -113,13 +131,28 @@ func (s *subscriber) setLocked(state index.State, why string) {
 	s.is.state, s.is.why = state, why
 	s.index.SetState(s.slot, state, why)
 	switch {
+	case was == state:
 	case state == index.Exact:
-		s.log.Info("KV events are followed: what the engine holds is known exactly", "from", s.is.from.events.String())
+		s.log.Info("what the engine's cache holds is known exactly, by its KV events", "publisher", s.is.from.events.String())
 	case was == index.Exact:
-		s.log.Warn("KV events are not whole", "why", why)
-	default:
-		s.log.Debug("KV events are not followed", "why", why)
+		s.log.Warn("the engine's KV events are not whole", "state", indexStates[state], "why", why)
 	}
+}
+
+// statsOf adds what is counted over all followers; of the rest the last holds.
+func statsOf(past, last kvevent.Stats) kvevent.Stats {
+	last.Batches += past.Batches
+	last.Events += past.Events
+	last.Passed += past.Passed
+	last.Gaps += past.Gaps
+	last.Replays += past.Replays
+	last.Snapshots += past.Snapshots
+	last.Resets += past.Resets
+	last.Lost += past.Lost
+	last.Duplicates += past.Duplicates
+	last.Overflows += past.Overflows
+	last.Unanswered += past.Unanswered
+	return last
 }
 
 // eventsWanted is what a member's events are followed by. Another one ends the
@@ -144,19 +177,23 @@ func (f *fleet) eventsTarget(m *member) eventsTarget {
 	defer f.mu.Unlock()
 	up := m.vitals.standing == up || m.vitals.standing == ejected
 	return eventsTarget{
-		eventsWanted{m.cfg.KVEvents, m.cfg.Engine, m.dataParallelRank(), m.key},
+		eventsWanted{m.cfg.KVEvents, m.engine(), m.dataParallelRank(), m.key},
 		m.returns,
 		up && m.gone.IsZero() && m.cache.joined,
 	}
 }
 
+// dataParallelRank is the rank whose events are the member's: the first of an
+// engine that is one member. The fleet's mutex is held.
+func (m *member) dataParallelRank() int { return max(m.rank, 0) }
+
 // How long it takes until a connection that failed is tried again: from the
 // first to the last, doubling. One that has worked begins anew.
 const firstRetry, lastRetry = 100 * time.Millisecond, 10 * time.Second
 
-// lostAfter is how long a slot stays Repairing whose publisher cannot be
-// reached. What is known of it grows old meanwhile.
-const lostAfter = 5 * time.Second
+// askAgain is how long an engine is taken at its word that publishes no events,
+// or does not say where, when it does not return from being down before.
+const askAgain = 5 * time.Minute
 
 // followEvents is the goroutine of a member's subscriber. ctx ends when the
 // member is released.
@@ -167,40 +204,76 @@ func (f *fleet) followEvents(ctx context.Context, m *member) {
 		host = m.replica.Addr
 	}
 	var finished eventsTarget // for which there is nothing to follow
+	var asked time.Time
 	pause := firstRetry
 	for ctx.Err() == nil {
 		t := f.eventsTarget(m)
-		if !t.ready || t == finished {
-			select {
-			case <-ctx.Done():
-			case <-s.poked:
-			}
+		if !t.ready || t == finished && time.Since(asked) < askAgain {
+			s.wait(ctx, askAgain)
 			continue
 		}
+		finished = eventsTarget{}
 		p, err := f.publisherOf(ctx, m, t, host)
-		var none errNoPublisher
-		if errors.As(err, &none) {
-			s.lose(publisher{}, none.Error())
-			finished = t
+		if none := errNoPublisher(""); errors.As(err, &none) {
+			s.drop(none.Error())
+			finished, asked = t, time.Now()
 			continue
 		}
 		if err == nil {
-			began := time.Now()
-			err = f.followOnce(ctx, m, t, p)
-			if s.counts.worked(began) {
+			var worked bool
+			if worked, err = f.followOnce(ctx, m, t, p); worked {
 				pause = firstRetry
 			}
 		}
 		if ctx.Err() != nil {
 			return
 		}
-		s.fail(p, err)
-		select {
-		case <-ctx.Done():
-		case <-s.poked:
-		case <-time.After(pause/2 + rand.N(pause)):
+		if err == nil {
+			continue // something else is to be followed
 		}
+		s.fail(p, err)
+		s.wait(ctx, pause/2+rand.N(pause))
 		pause = min(2*pause, lastRetry)
+	}
+}
+
+// wait waits for a while, or until it is to look anew.
+func (s *subscriber) wait(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-s.poked:
+	case <-timer.C:
+	}
+}
+
+// drop ends the following: there is nobody to follow. What was told by now is
+// kept as a guess.
+func (s *subscriber) drop(why string) {
+	s.begin(nil)
+	s.mu.Lock()
+	s.is.from = publisher{}
+	s.mu.Unlock()
+	s.set(index.Approximate, why)
+}
+
+// fail tells that a publisher cannot be found or reached.
+func (s *subscriber) fail(p publisher, err error) {
+	s.mu.Lock()
+	if !p.events.isZero() {
+		s.is.from = p
+	}
+	known := s.follower != nil && s.round == s.rounds && s.is.stats.Next > 0
+	s.mu.Unlock()
+	if why := err.Error(); s.warned != why {
+		s.warned = why
+		s.log.Warn("cannot follow the engine's KV events; trying on", "why", why)
+	}
+	if known {
+		s.set(index.Repairing, err.Error()) // it is gone on from when it is back
+	} else {
+		s.set(index.Approximate, err.Error())
 	}
 }
 
@@ -221,15 +294,236 @@ func (f *fleet) publisherOf(ctx context.Context, m *member, t eventsTarget, host
 	get := func(ctx context.Context, page string) (*http.Response, error) { return f.get(ctx, m, t.key, page) }
 	p, err := findPublisher(ctx, get, t.engine, host, t.rank)
 	if err != nil && !errors.As(err, new(errNoPublisher)) {
-		err = fmt.Errorf("cannot ask the engine where it publishes: %w", err)
+		err = fmt.Errorf("cannot ask the engine where it publishes KV events: %w", err)
 	}
 	return p, err
 }
 
-// dataParallelRank is the rank whose events are the member's: the first of an
-// engine that is one member. The fleet's mutex is held.
-func (m *member) dataParallelRank() int { return max(m.rank, 0) }
-func (s *subscriber) lose(publisher, string) {}
-func (s *subscriber) fail(publisher, error) {}
-func (c *eventCounts) worked(time.Time) bool { return false}
-func (f *fleet) followOnce(context.Context, *member, eventsTarget, publisher) error { return nil}
+// begin makes a follower for what is published with such options: none, the one
+// that there is, one that goes on where that was, or a new one.
+func (s *subscriber) begin(o *kvevent.Options) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	stale := s.round != s.rounds
+	if s.follower != nil && !stale && o != nil && s.options == *o {
+		return
+	}
+	var cursor *kvevent.Cursor
+	if s.follower != nil {
+		if c, ok := s.follower.Cursor(); ok && !stale && o != nil {
+			cursor = &c
+		}
+		s.past = statsOf(s.past, s.follower.Stats())
+		s.follower = nil
+	} else {
+		cursor = s.resume
+	}
+	s.round, s.resume, s.whole = s.rounds, nil, false
+	if o == nil {
+		return
+	}
+	s.options, s.follower = *o, kvevent.NewFollower(*o, cursor)
+	if cursor == nil && !s.closed {
+		s.index.Untell(s.slot)
+	}
+}
+
+// idle is how long nothing may come before it is asked whether something was
+// missed: the last of what is published may be lost like any other.
+const idle = 10 * time.Second
+
+// lookAround is how often it is looked whether something else is to be followed.
+const lookAround = time.Second
+
+// manyBad is how many messages in a row that are none end a connection.
+const manyBad = 100
+
+// errOther ends a replay because something else is wanted.
+var errOther = errors.New("something else is wanted")
+
+// followOnce follows a publisher by one set of connections, until they fail or,
+// without an error, until something else is to be followed. worked tells that
+// the publisher has answered.
+func (f *fleet) followOnce(ctx context.Context, m *member, t eventsTarget, p publisher) (worked bool, err error) {
+	s := m.subscriber
+	s.begin(&kvevent.Options{Replay: !p.replay.isZero(), Snapshot: !p.snapshot.isZero(), Idle: idle})
+	ctx, cut := context.WithCancel(ctx)
+	defer cut()
+	s.mu.Lock()
+	stale := s.round != s.rounds
+	s.cut, s.is.from = cut, p
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		if s.round != s.rounds {
+			err = nil // to be told anew is no failure
+		}
+		s.cut, s.is.connected = nil, false
+		s.mu.Unlock()
+	}()
+	if stale {
+		return false, nil
+	}
+
+	in, err := openFeed(ctx, p)
+	if err != nil {
+		return false, err
+	}
+	defer in.close()
+	s.mu.Lock()
+	s.is.connected = true
+	s.mu.Unlock()
+	s.follower.Connected(time.Now())
+	defer func() { s.follower.Disconnected(time.Now()) }()
+	bad := 0
+	for {
+		if err := s.act(in); err != nil {
+			return true, err
+		}
+		if f.eventsTarget(m).eventsWanted != t.eventsWanted {
+			return true, nil
+		}
+		message, err := in.next(s.patience())
+		now := time.Now()
+		switch {
+		case err == nil:
+			bad = 0
+			message.Payload = bytes.Clone(message.Payload)
+			s.follower.Live(message, now)
+		case errors.Is(err, errQuiet):
+			s.follower.Tick(now)
+		case errors.As(err, new(errMalformed)):
+			s.counts.malformed.Add(1)
+			if bad++; bad == manyBad {
+				return true, fmt.Errorf("%s: %d messages in a row are none: %w", p.events, bad, err)
+			}
+		default:
+			return true, err
+		}
+	}
+}
+
+// patience is how long there is nothing to do but to wait for messages.
+func (s *subscriber) patience() time.Duration {
+	at := s.follower.Deadline()
+	if at.IsZero() {
+		return lookAround
+	}
+	return max(time.Millisecond, min(lookAround, time.Until(at)))
+}
+
+// act does what the follower wants, until that is nothing.
+func (s *subscriber) act(in *feed) error {
+	a := s.carryOut()
+	for {
+		switch a.Do {
+		case kvevent.AskReplay:
+			var other *kvevent.Action
+			asked := a.Request
+			err := in.replay(a.From, func(m kvevent.Message) error {
+				m.Payload = bytes.Clone(m.Payload)
+				s.follower.Replayed(asked, m, time.Now())
+				if a := s.carryOut(); a.Do != kvevent.Nothing {
+					other = &a
+					return errOther
+				}
+				return nil
+			})
+			if other != nil {
+				a = *other
+				continue
+			}
+			if err == nil {
+				s.follower.ReplayEnd(asked, time.Now())
+			} else if err := s.failed(in, asked, err); err != nil {
+				return err
+			}
+		case kvevent.AskSnapshot:
+			snapshot, err := in.snapshot()
+			if err != nil && !errors.Is(err, kvevent.ErrNoSnapshot) {
+				if err := s.failed(in, a.Request, err); err != nil {
+					return err
+				}
+				break
+			}
+			s.follower.Snapshotted(a.Request, snapshot, err, time.Now())
+		default:
+			return nil
+		}
+		a = s.carryOut()
+	}
+}
+
+// failed notes a request that failed. It returns an error when the connections
+// are at their end.
+func (s *subscriber) failed(in *feed, request uint64, err error) error {
+	if in.ctx.Err() != nil {
+		return in.ctx.Err()
+	}
+	if why := err.Error(); s.warned != why {
+		s.warned = why
+		s.log.Warn("cannot fetch KV events that are missing", "why", why)
+	}
+	s.follower.Failed(request, time.Now())
+	return nil
+}
+
+// carryOut does what the follower wants to be done with the index, and returns
+// what else it wants.
+func (s *subscriber) carryOut() kvevent.Action {
+	for {
+		now := time.Now()
+		a := s.follower.Next(now)
+		s.say(&a)
+		switch a.Do {
+		case kvevent.Apply:
+			s.count(a.Batch.Events)
+			s.tell(func() { s.index.Apply(s.slot, a.Batch.Events, now) })
+		case kvevent.Forget:
+			s.log.Info("the engine publishes its KV events anew: it has restarted, and what it had in its cache is forgotten")
+			s.tell(func() { s.index.Forget(s.slot) })
+		case kvevent.Replace:
+			s.tell(func() { s.index.Untell(s.slot) })
+		default:
+			stats := statsOf(s.past, s.follower.Stats())
+			cursor, whole := s.follower.Cursor()
+			s.mu.Lock()
+			s.is.stats = stats
+			s.cursor, s.whole = cursor, whole && s.round == s.rounds
+			s.mu.Unlock()
+			return a
+		}
+	}
+}
+
+// eventStates are the states of followers as the index has them.
+var eventStates = [...]index.State{
+	kvevent.Exact:       index.Exact,
+	kvevent.Repairing:   index.Repairing,
+	kvevent.Approximate: index.Approximate,
+}
+
+// say says how well the publisher is followed.
+func (s *subscriber) say(a *kvevent.Action) {
+	state, why := eventStates[a.State], a.Why
+	if state == index.Repairing && !s.options.Replay && !s.options.Snapshot && s.follower.Stats().Next == 0 {
+		state, why = index.Approximate, "nothing was published since the agent has subscribed, and there is no replay endpoint to ask for what was before"
+	}
+	if state == index.Exact {
+		s.warned = ""
+	}
+	s.set(state, why)
+}
+
+func (s *subscriber) count(events []kvevent.Event) {
+	for i := range events {
+		switch events[i].Kind {
+		case kvevent.Stored:
+			s.counts.stored.Add(1)
+		case kvevent.Removed:
+			s.counts.removed.Add(1)
+		case kvevent.Cleared:
+			s.counts.cleared.Add(1)
+		}
+	}
+}

@@ -30,11 +30,11 @@ def bind():
     global ctx, pub, router
     ctx = zmq.Context()
     pub, router = ctx.socket(zmq.PUB), ctx.socket(zmq.ROUTER)
+    pub.setsockopt(zmq.SNDHWM, 100_000)
     for i, s in enumerate((pub, router)):
         s.setsockopt(zmq.LINGER, 0)
         s.bind("tcp://127.0.0.1:%s" % (ports[i] or "*"))
         ports[i] = int(s.getsockopt_string(zmq.LAST_ENDPOINT).rsplit(":", 1)[1])
-    pub.setsockopt(zmq.SNDHWM, 100_000)
 
 
 def batch(pad=0):
@@ -92,8 +92,8 @@ def obey(command, n):
     elif command == "garbage":
         pub.send(b"kv")
         pub.send_multipart((b"kv", b"123", b"x"))
-        pub.send_multipart([b"kv"] * 50)
         pub.send_multipart((b"kv", seq.to_bytes(8, "big"), b"\xc1garbage"))
+        pub.send_multipart([b"kv"] * 50)
         seq += 1
     elif command == "mute":
         mute = True
