@@ -193,7 +193,7 @@ func (x *Index) Leave(number int) {
 	}
 	x.slots.Store(&slots)
 	s.gone = true
-	s.shadow.reset()
+	s.shadow.reset(s)
 	s.told.reset(s)
 	s.tree.close()
 	s.mu.Unlock()
@@ -212,7 +212,7 @@ func (x *Index) forgetLocked(s *slot) {
 	s.epoch = x.epochs.Add(1)
 	s.claims = 0
 	s.short = false
-	s.shadow.reset()
+	s.shadow.reset(s)
 	s.told.reset(s)
 	s.tree.empty()
 }
@@ -233,6 +233,8 @@ func (x *Index) SetState(number int, state State, why string) {
 	s.state = state
 	switch state {
 	case Exact:
+		// Claims point to what is given up.
+		s.epoch, s.claims = x.epochs.Add(1), 0
 		s.shadow.abandon(s)
 	case Approximate, Mismatched:
 		s.shadow.adopt(s)
@@ -277,6 +279,9 @@ func (s *slot) giveUp() bool {
 // Prompt is what the index needs of a prompt. The caller owns its memory, and
 // may reuse it after each call.
 type Prompt struct {
+	// Root is what the chain begins with. The zero value will do; then what was
+	// generated behind prompts shorter than a block is not known again.
+	Root Hash
 	// Chain are the hashes of the full blocks of Block tokens, or of TextBlock
 	// bytes of text.
 	Chain []Hash

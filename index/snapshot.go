@@ -96,7 +96,7 @@ func (x *Index) AppendSnapshot(dst []byte, number int) []byte {
 // saved: the record means something when no request is in flight, or one below
 // it does.
 func (t *tree) saved(r ref) bool {
-	const lasting = 1<<20 - 1<<reasonsShift // the counts up to guessed
+	const lasting = 1<<22 - 1<<reasonsShift // the counts up to guessed
 	rec := t.at(r)
 	return rec.state&(lasting|spareBit) != 0 || rec.child != 0
 }
@@ -248,7 +248,7 @@ func (s *slot) restore(data []byte) error {
 	}
 	if err != nil {
 		s.short = false
-		s.shadow.reset()
+		s.shadow.reset(s)
 		s.told.reset(s)
 		t.empty()
 		return err

@@ -36,29 +36,31 @@ const (
 )
 
 // The state of a record: the lowest bits say for each tier whether it is
-// reached, then come three flags, and then a count for each reason. When a
+// reached, then come five flags, and then a count for each reason. When a
 // count is at its largest, tree.more has what is beyond it.
 const (
 	reachedBits  = 1<<Tiers - 1
 	spareBit     = 1 << 4 // it is a spare record
 	branchBit    = 1 << 5 // it is in tree.branches
 	touchedBit   = 1 << 6 // it was asked for or told of since the hand passed it
-	reasonsShift = 7
+	textBit      = 1 << 7 // the shadow's: it is a block of text
+	sharedBit    = 1 << 8 // the shadow's: others than the one who added it have used it
+	reasonsShift = 9
 )
 
 var (
-	countShift = [reasons]uint8{7, 11, 14, 16, 18, 20, 26}
-	countMax   = [reasons]uint32{15, 7, 3, 3, 3, 63, 63}
+	countShift = [reasons]uint8{9, 13, 16, 18, 20, 22, 26}
+	countMax   = [reasons]uint32{15, 7, 3, 3, 3, 15, 63}
 )
 
 // heldBits gives, for the state of a record, the tiers at which it is held: each
 // one at which there is a reason, and the slower ones.
 func heldBits(state uint32) uint32 {
 	const (
-		onGPU  = 15<<7 | 3<<18 | 63<<20
-		onCPU  = 7 << 11
-		onDisk = 3 << 14
-		remote = 3 << 16
+		onGPU  = 15<<9 | 3<<20 | 15<<22
+		onCPU  = 7 << 13
+		onDisk = 3 << 16
+		remote = 3 << 18
 	)
 	switch {
 	case state&onGPU != 0:
@@ -235,9 +237,6 @@ func (t *tree) parent(r ref) ref {
 	}
 	return 0
 }
-
-// leaf: nothing is below the record.
-func (t *tree) leaf(r ref) bool { return t.at(r).child == 0 }
 
 // room returns a record that is not used, keeping the one that it is for.
 func (t *tree) room(keep ref) ref {
@@ -633,7 +632,7 @@ func (t *tree) leave(rec *record, tiers uint32) {
 // takes leaves that have not been asked for or told of since it was there last.
 // lose is told which before it goes.
 func (t *tree) giveUp(lose func(ref)) bool {
-	const notTold = ^uint32(1<<18 - 1)
+	const notTold = ^uint32(1<<20 - 1)
 	for range 2*t.records + 2 {
 		r := t.hand
 		rec := t.at(r)
@@ -658,8 +657,8 @@ func (t *tree) giveUp(lose func(ref)) bool {
 	return false
 }
 
-// push puts a record at the end of a list, pushFront at its beginning, and
-// unlink takes it out.
+// push puts a record at the end of a list, pushFront at its beginning, replace
+// where another is, and unlink takes it out.
 func (t *tree) push(l *list, r ref) {
 	rec := t.at(r)
 	rec.before, rec.after = l.last, 0
@@ -682,6 +681,22 @@ func (t *tree) pushFront(l *list, r ref) {
 	}
 	l.first = r
 	l.n++
+}
+
+func (t *tree) replace(l *list, old, r ref) {
+	o, rec := t.at(old), t.at(r)
+	rec.before, rec.after = o.before, o.after
+	o.before, o.after = 0, 0
+	if rec.before != 0 {
+		t.at(rec.before).after = r
+	} else {
+		l.first = r
+	}
+	if rec.after != 0 {
+		t.at(rec.after).before = r
+	} else {
+		l.last = r
+	}
 }
 
 func (t *tree) unlink(l *list, r ref) {
