@@ -235,6 +235,11 @@ func (a *Agent) Stop(ctx context.Context) error {
 		a.adminL.Close()
 	}
 	err := a.proxy.Shutdown(ctx)
+	if file := a.cfg.Load().Index.Snapshot; file != "" {
+		if err := a.fleet.save(file); err != nil {
+			a.log.Warn("index.snapshot cannot be written: what engines hold has to be learned anew", "file", file, "why", err)
+		}
+	}
 	a.closeAdmin()
 	a.serving.Wait()
 	a.fleet.close()

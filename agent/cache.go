@@ -3,8 +3,11 @@ package agent
 import (
 	"cmp"
 	"slices"
+	"sync"
+	"time"
 
 	"github.com/inferrail/inferrail/index"
+	"github.com/inferrail/inferrail/index/kvevent"
 	"github.com/inferrail/inferrail/proxy"
 )
 
@@ -12,7 +15,7 @@ import (
 // member; fleet.mu guards it. The zero value knows nothing, and the member's
 // slot has not joined the index.
 type engineCache struct {
-	// slot is what the index was told of it last; joined: it was told.
+	// slot is what is known of it for the index; joined: the index was told.
 	slot   index.SlotConfig
 	joined bool
 	// What the engine's pages tell: which it is, how many tokens a block has and
@@ -20,6 +23,79 @@ type engineCache struct {
 	engine        string
 	block, blocks int
 	uncached      bool
+	published     int // how many tokens a block has by the engine's events
+	doubted       int // the block that was told and differs from what is configured
+}
+
+// expire is the goroutine that lets the index give up what engines should have
+// told by now.
+func (f *fleet) expire() {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-f.stopped.Done():
+			return
+		case now := <-tick.C:
+			f.index.Expire(now)
+		}
+	}
+}
+
+// slotStates decide how well slots of the index are known: as what follows an
+// engine's events says, unless the engine has found other tokens in its cache
+// than were predicted. Their methods may be called from any goroutine; they call
+// the index, and nobody else, with mu held.
+type slotStates struct {
+	index *index.Index
+
+	mu    sync.Mutex // guards what follows
+	slots map[int]slotState
+}
+
+// slotState is what is said of one slot. The zero value is that nothing is.
+type slotState struct {
+	events   index.State
+	why      string
+	mismatch string // "" when there is none
+}
+
+// follow says how well a slot's events are followed, and why so, for people.
+func (s *slotStates) follow(slot int, events index.State, why string) {
+	s.change(slot, func(st *slotState) { st.events, st.why = events, why })
+}
+
+// contradict says why what is predicted of a slot is not believed, and that it
+// is again when why is empty.
+func (s *slotStates) contradict(slot int, why string) {
+	s.change(slot, func(st *slotState) { st.mismatch = why })
+}
+
+// joined tells the index, which a slot has joined anew, what was said before.
+func (s *slotStates) joined(slot int) { s.change(slot, func(*slotState) {}) }
+
+func (s *slotStates) change(slot int, how func(*slotState)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	was, known := s.slots[slot]
+	is := was
+	how(&is)
+	if !known && is == was {
+		return
+	}
+	s.slots[slot] = is
+	if is.mismatch != "" {
+		s.index.SetState(slot, index.Mismatched, is.mismatch)
+	} else {
+		s.index.SetState(slot, is.events, is.why)
+	}
+}
+
+// left forgets a slot.
+func (s *slotStates) left(slot int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.slots, slot)
 }
 
 // cachesLocked gives the models of a snapshot that is about to be published the
@@ -44,7 +120,7 @@ func (f *fleet) cachesLocked(cfg *Config, s *proxy.Fleet) {
 		}
 	}
 	for _, m := range f.leaving {
-		if m.cache.joined && !m.cache.uncached {
+		if m.cache.slot.BlockSize > 0 {
 			blocks[m.replica] = m.cache.slot.BlockSize
 		}
 	}
@@ -70,30 +146,88 @@ func (f *fleet) cachesLocked(cfg *Config, s *proxy.Fleet) {
 }
 
 // joinIndexLocked tells the index of a member's slot, as soon as it is known
-// what the member serves. It reports whether the index knows the slot.
+// what the member serves. It reports whether the size of its blocks is known.
 func (f *fleet) joinIndexLocked(cfg *Config, m *member) bool {
 	model := f.servedBaseLocked(m)
 	if model == "" {
-		return m.cache.joined && !m.cache.uncached // what it served last stays
+		return m.cache.slot.BlockSize > 0 // what it served last stays
 	}
 	slot := index.SlotConfig{
 		Model:        cmp.Or(f.cacheNames[model], model),
-		BlockSize:    cmp.Or(f.configuredBlock(cfg, m), m.cache.block, defaultBlock),
+		BlockSize:    cmp.Or(m.cache.published, f.configuredBlock(cfg, m), m.cache.block, defaultBlock),
 		Capacity:     cmp.Or(m.cfg.KVBlocks, m.cache.blocks, cfg.Index.DefaultCapacity),
 		AfterPrefill: m.engine() == "sglang",
 	}
-	if !m.cache.joined || m.cache.slot != slot {
-		f.index.Join(m.replica.Slot, slot)
-		m.cache.slot, m.cache.joined = slot, true
-		m.subscriber.poke()
+	if n := m.cache.block; n > 0 && n != slot.BlockSize && n != m.cache.doubted {
+		m.cache.doubted = n
+		f.log.Warn("models[].block_size is not what the engine tells; what is configured is used, and predicts wrongly if the engine is right",
+			"replica", m.id, "configured", slot.BlockSize, "told", n)
 	}
-	// Where nothing is reused nothing is looked for.
+	joins := !m.cache.joined
+	anew := joins || m.cache.slot.Model != slot.Model || m.cache.slot.BlockSize != slot.BlockSize
+	if joins || m.cache.slot != slot {
+		m.cache.slot = slot
+		m.replica.SetBlock(slot.BlockSize)
+	} else if !m.cache.uncached {
+		return true
+	}
+	// Of an engine that reuses nothing, nothing is held: it is not in the index.
 	if m.cache.uncached {
-		m.replica.SetBlock(0)
-		return false
+		if !joins {
+			f.index.Leave(m.replica.Slot)
+			m.cache.joined = false
+		}
+		return true
 	}
-	m.replica.SetBlock(slot.BlockSize)
+	if anew {
+		m.subscriber.anew(func() *kvevent.Cursor {
+			f.index.Join(m.replica.Slot, slot)
+			return nil
+		})
+	} else {
+		f.index.Join(m.replica.Slot, slot)
+	}
+	m.cache.joined = true
+	if joins {
+		f.states.joined(m.replica.Slot)
+		f.restoreLocked(m)
+	}
 	return true
+}
+
+// cacheStatus is what /debug/fleet shows of a replica's KV cache.
+type cacheStatus struct {
+	// Engine is which one it is, as far as that is known.
+	Engine string `json:"engine,omitempty"`
+	Rank   *int   `json:"data_parallel_rank,omitempty"`
+	// Blocks and BlockSize are what is reckoned with. Of each Told is what the
+	// engine tells, 0 when it does not.
+	Blocks        int `json:"blocks"`
+	BlocksTold    int `json:"blocks_told"`
+	BlockSize     int `json:"block_size"`
+	BlockSizeTold int `json:"block_size_told"`
+	// Reused: what it has computed for a prompt it reuses for another.
+	Reused   bool `json:"prefix_caching"`
+	Restarts int  `json:"restarts"`
+	// Shared: several processes answer at its URL, so that restarts are not seen.
+	Shared bool `json:"several_processes,omitempty"`
+	// Why its pages could not be read when they were last.
+	Why string `json:"why,omitempty"`
+	// State is how well it is known what it holds, StateWhy why not better.
+	State    string `json:"state"`
+	StateWhy string `json:"state_why,omitempty"`
+}
+
+func (m *member) cacheStatusLocked() cacheStatus {
+	c := &m.cache
+	s := cacheStatus{
+		Engine: m.engine(), Blocks: c.slot.Capacity, BlocksTold: c.blocks, BlockSize: c.slot.BlockSize, BlockSizeTold: c.block,
+		Reused: !c.uncached, Restarts: m.restarts, Shared: m.server.life.shared, Why: m.server.why,
+	}
+	if rank := m.rank; rank >= 0 {
+		s.Rank = &rank
+	}
+	return s
 }
 
 // engine is which one it is, as far as that is known.

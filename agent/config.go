@@ -382,7 +382,7 @@ func (c *Config) Validate() error {
 }
 
 // Check is Validate, and looks at the files that c names too: certificates, keys
-// and templates must be readable, and models' directories there. Tokenizers are
+// and templates must be readable, and directories there. Tokenizers are
 // not loaded, which takes long: see CheckPrompts.
 func (c *Config) Check() error {
 	var p problems
@@ -393,6 +393,9 @@ func (c *Config) Check() error {
 		if _, _, err := loadPair(t); err != nil {
 			p.add("server.tls", "%v", err)
 		}
+	}
+	if file := c.Index.Snapshot; file != "" {
+		p.directoryOf("index.snapshot", file)
 	}
 	for i, r := range c.Replicas {
 		p.keyFile(fmt.Sprintf("replicas[%d].api_key_file", i), r.APIKeyFile)

@@ -36,11 +36,12 @@ type fleet struct {
 	discovery *discovery
 	prompts   *prompts
 	// index knows what the members' engines hold.
-	index *index.Index
+	index  *index.Index
+	states *slotStates
 
 	stopped context.Context
 	stop    context.CancelFunc
-	done    sync.WaitGroup // the goroutines of members, three each, and of servers
+	done    sync.WaitGroup // the goroutines of members, three each, of servers, and expire
 	serving chan struct{}  // closed when the first replica takes requests
 	served  sync.Once      // closes serving
 
@@ -57,6 +58,8 @@ type fleet struct {
 	shadowed map[string]bool // aliases already reported as hidden by a model
 	// cacheNames are the names that base models have in the index.
 	cacheNames map[string]string
+	// warm is what a snapshot holds that no member has taken yet.
+	warm *warmth
 }
 
 // startFleet starts to look for engines and to watch them. It returns after
@@ -64,6 +67,9 @@ type fleet struct {
 // checked once.
 func startFleet(cfg *Config, log *slog.Logger, publish func(*proxy.Fleet), engines func([]netip.AddrPort)) (*fleet, error) {
 	f := newFleet(cfg, log, publish, engines)
+	if file := cfg.Index.Snapshot; file != "" {
+		f.load(file, int64(cfg.Index.MaxBytes)+leastIndex, time.Now())
+	}
 	if err := f.start(); err != nil {
 		return nil, err
 	}
@@ -90,6 +96,7 @@ func newFleet(cfg *Config, log *slog.Logger, publish func(*proxy.Fleet), engines
 		shadowed: map[string]bool{},
 		serving:  make(chan struct{}),
 	}
+	f.states = &slotStates{index: f.index, slots: map[int]slotState{}}
 	f.cfg.Store(cfg)
 	f.stopped, f.stop = context.WithCancel(context.Background())
 	f.discovery = newDiscovery(log, f.apply)
@@ -99,6 +106,7 @@ func newFleet(cfg *Config, log *slog.Logger, publish func(*proxy.Fleet), engines
 }
 
 func (f *fleet) start() error {
+	f.done.Go(f.expire)
 	f.mu.Lock()
 	f.publishLocked()
 	f.mu.Unlock()
@@ -211,7 +219,8 @@ func (f *fleet) applyLocked(wanted []finding) error {
 	for _, w := range f.ranksLocked(wanted, &problems) {
 		same := func(m *member) bool { return m.id == w.member && m.url == w.URL }
 		if i := slices.IndexFunc(before, same); i >= 0 {
-			changed = changed || !slices.Equal(before[i].cfg.Models, w.Models)
+			old := &before[i].cfg
+			changed = changed || !slices.Equal(old.Models, w.Models) || old.KVBlocks != w.KVBlocks || old.Engine != w.Engine
 			before[i].configureLocked(w.ReplicaConfig, w.source)
 			before[i].setRank(w.rank)
 			f.members = append(f.members, before[i])
@@ -233,7 +242,7 @@ func (f *fleet) applyLocked(wanted []finding) error {
 		m := &member{
 			id: w.member, url: w.URL, replica: replica, server: f.serverLocked(w.finding),
 			poked: make(chan struct{}, 1), first: make(chan struct{}),
-			checker: f.prompts.join(slot), subscriber: newSubscriber(slot, w.member, f.index, f.log),
+			checker: f.prompts.join(slot), subscriber: newSubscriber(slot, w.member, f.index, f.states, f.log),
 		}
 		m.server.members++
 		life, end := context.WithCancel(f.stopped)
@@ -328,6 +337,7 @@ func (f *fleet) releaseLocked(m *member) {
 	f.prompts.release(m.replica.Slot)
 	m.subscriber.close()
 	f.index.Leave(m.replica.Slot)
+	f.states.left(m.replica.Slot)
 	if m.server.members--; m.server.members == 0 {
 		m.server.end()
 		f.servers = slices.DeleteFunc(f.servers, func(s *server) bool { return s == m.server })
@@ -628,6 +638,11 @@ func (f *fleet) ailments() []string {
 			out = append(out, "replica "+m.id+": "+why)
 		}
 	}
+	for _, s := range f.servers {
+		if s.life.shared {
+			out = append(out, "what replica "+s.id+" has in its cache is unknown (several processes answer at "+s.url+" in turns; give each a URL)")
+		}
+	}
 	f.mu.Unlock()
 	out = append(out, f.prompts.ailments()...)
 	for _, s := range f.discovery.status() {
@@ -679,9 +694,8 @@ func (f *fleet) status() any {
 		InFlight int        `json:"in_flight"`
 		Pending  int        `json:"pending"`
 		Models   []string   `json:"models"`
-		// Cache is how well it is known what the engine's KV cache holds.
-		Cache    string `json:"cache"`
-		CacheWhy string `json:"cache_why,omitempty"`
+		// Cache is what is known of the engine's KV cache.
+		Cache cacheStatus `json:"kv_cache"`
 	}
 	type model struct {
 		Name     string   `json:"name"`
@@ -708,8 +722,8 @@ func (f *fleet) status() any {
 		row := replica{
 			m.replica.Slot, m.id, m.url, m.source, m.cfg.Engine, m.vitals.standing.String(), m.takesRequests(),
 			m.reason(), nil, m.vitals.ejections, m.vitals.failedChecks, m.replica.Failures(),
-			m.replica.Share(now), m.replica.InFlight(), m.replica.Pending(), names(m.models),
-			caches[m.replica.Slot].state, caches[m.replica.Slot].why}
+			m.replica.Share(now), m.replica.InFlight(), m.replica.Pending(), names(m.models), m.cacheStatusLocked()}
+		row.Cache.State, row.Cache.StateWhy = caches[m.replica.Slot].state, caches[m.replica.Slot].why
 		if until := m.vitals.until; !until.IsZero() {
 			row.Until = &until
 		}
@@ -763,6 +777,8 @@ var (
 		"Requests sent to a replica and not finished.", []string{"replica"}, nil)
 	replicaPendingDesc = prometheus.NewDesc("inferrail_replica_requests_pending",
 		"Requests that wait in the agent for their turn at a replica.", []string{"replica"}, nil)
+	replicaRestartsDesc = prometheus.NewDesc("inferrail_replica_restarts_total",
+		"Times that the replica's engine was seen to have started anew, with nothing in its KV cache.", []string{"replica"}, nil)
 	discoveryUpDesc = prometheus.NewDesc("inferrail_discovery_up",
 		"1 when the source of discovery answered when it was asked last.", []string{"source"}, nil)
 )
@@ -774,6 +790,7 @@ func (f *fleet) Describe(ch chan<- *prometheus.Desc) {
 	ch <- replicaEjectionsDesc
 	ch <- replicaRunningDesc
 	ch <- replicaPendingDesc
+	ch <- replicaRestartsDesc
 	ch <- discoveryUpDesc
 }
 
@@ -800,6 +817,7 @@ func (f *fleet) Collect(ch chan<- prometheus.Metric) {
 			gauge(replicaStateDesc, one(m.vitals.standing == s), m.id, s.String())
 		}
 		ch <- prometheus.MustNewConstMetric(replicaEjectionsDesc, prometheus.CounterValue, float64(m.vitals.ejections), m.id)
+		ch <- prometheus.MustNewConstMetric(replicaRestartsDesc, prometheus.CounterValue, float64(m.restarts), m.id)
 	}
 	// One that has left may have its successor's name.
 	running, pending := map[string]int{}, map[string]int{}

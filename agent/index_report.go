@@ -14,7 +14,8 @@ import (
 type indexReport struct {
 	Bytes    int64        `json:"bytes"`
 	MaxBytes int64        `json:"max_bytes"`
-	Blocks   int          `json:"blocks"` // all that is held or expected, of all slots
+	Entries  int64        `json:"entries"` // blocks, counted at each slot
+	Resets   int64        `json:"resets"`
 	Slots    []slotReport `json:"slots"`
 }
 
@@ -39,6 +40,19 @@ type slotReport struct {
 	Bytes        int64          `json:"bytes"`
 	Claims       int            `json:"claims"`
 	Resets       int            `json:"resets"`
+	Prediction   prediction     `json:"prediction"`
+}
+
+// prediction is what was predicted of cached tokens beside what the engine has
+// told, of the responses in which it has.
+type prediction struct {
+	Requests  int64 `json:"requests"`
+	Predicted int64 `json:"predicted_tokens"`
+	Actual    int64 `json:"actual_tokens"`
+	// Error sums how far each was off, Over and Under count those that were.
+	Error int64 `json:"error_tokens"`
+	Over  int64 `json:"over"`
+	Under int64 `json:"under"`
 }
 
 // eventsReport is how one publisher is followed.
@@ -88,10 +102,10 @@ func (f *fleet) indexReport() indexReport {
 			ranks[slot] = m.dataParallelRank()
 		}
 	}
-	maxBytes := f.cfg.Load().Index.MaxBytes
 	f.mu.Unlock()
 
-	out := indexReport{Bytes: f.index.Bytes(), MaxBytes: int64(maxBytes), Slots: []slotReport{}}
+	total := f.index.Totals()
+	out := indexReport{Bytes: total.Bytes, MaxBytes: total.Limit, Entries: total.Entries, Resets: total.Resets, Slots: []slotReport{}}
 	for _, st := range f.index.Stats(nil) {
 		m := bySlot[st.Slot]
 		if m == nil {
@@ -105,9 +119,9 @@ func (f *fleet) indexReport() indexReport {
 		}
 		for tier, n := range st.Blocks {
 			row.BlocksByTier[tierNames[tier]] = n
-			out.Blocks += n
 		}
-		out.Blocks += st.Guessed + st.Expected
+		a := &st.Audited
+		row.Prediction = prediction{a.Responses, a.Predicted, a.Actual, a.Error, a.Over, a.Under}
 		row.Since, row.Events = m.subscriber.report()
 		out.Slots = append(out.Slots, row)
 	}
@@ -160,6 +174,14 @@ var (
 		"1 for the state in which the replica's KV cache is known, 0 for the others.", []string{"replica", "state"}, nil)
 	indexResetsDesc = prometheus.NewDesc("inferrail_index_resets_total",
 		"Times that what was known of a replica's KV cache was forgotten, because its engine had restarted.", []string{"replica"}, nil)
+	predictionsDesc = prometheus.NewDesc("inferrail_index_predictions_total",
+		"Responses in which the replica's engine has told how many tokens it has found in its cache, where that was predicted.", []string{"replica"}, nil)
+	predictedDesc = prometheus.NewDesc("inferrail_index_predicted_tokens_total",
+		"Cached tokens that were predicted for these responses.", []string{"replica"}, nil)
+	predictedActualDesc = prometheus.NewDesc("inferrail_index_actual_tokens_total",
+		"Cached tokens that the engine has found in these responses.", []string{"replica"}, nil)
+	predictedErrorDesc = prometheus.NewDesc("inferrail_index_error_tokens_total",
+		"How far the predictions of these responses were off, each either way.", []string{"replica"}, nil)
 	eventsDesc = prometheus.NewDesc("inferrail_kv_events_total",
 		"KV events of a replica that were taken in.", []string{"replica", "kind"}, nil)
 	eventGapsDesc = prometheus.NewDesc("inferrail_kv_events_gaps_total",
@@ -185,7 +207,8 @@ type indexMetrics struct{ fleet *fleet }
 // Describe implements prometheus.Collector.
 func (indexMetrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		indexEntriesDesc, indexBytesDesc, indexSlotsDesc, indexStateDesc, indexResetsDesc, eventsDesc, eventGapsDesc,
+		indexEntriesDesc, indexBytesDesc, indexSlotsDesc, indexStateDesc, indexResetsDesc,
+		predictionsDesc, predictedDesc, predictedActualDesc, predictedErrorDesc, eventsDesc, eventGapsDesc,
 		eventReplaysDesc, eventUnansweredDesc, eventSnapshotsDesc, eventLostDesc, eventMalformedDesc, eventLagDesc,
 	} {
 		ch <- d
@@ -208,7 +231,7 @@ func (x indexMetrics) Collect(ch chan<- prometheus.Metric) {
 	}
 	f.mu.Unlock()
 
-	gauge(indexBytesDesc, float64(f.index.Bytes()))
+	gauge(indexBytesDesc, float64(f.index.Totals().Bytes))
 	entries := map[string]int{"guessed": 0, "expected": 0}
 	for _, name := range tierNames {
 		entries[name] = 0
@@ -233,6 +256,12 @@ func (x indexMetrics) Collect(ch chan<- prometheus.Metric) {
 			gauge(indexStateDesc, value, m.id, name)
 		}
 		count(indexResetsDesc, uint64(st.Resets), m.id)
+		if a := &st.Audited; a.Responses > 0 {
+			count(predictionsDesc, uint64(a.Responses), m.id)
+			count(predictedDesc, uint64(a.Predicted), m.id)
+			count(predictedActualDesc, uint64(a.Actual), m.id)
+			count(predictedErrorDesc, uint64(a.Error), m.id)
+		}
 	}
 	for name, n := range entries {
 		gauge(indexEntriesDesc, float64(n), name)

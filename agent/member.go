@@ -330,7 +330,8 @@ func (f *fleet) check(ctx context.Context, m *member) (suspect bool) {
 	curious := m.stale || m.vitals.standing == joining || m.vitals.standing == down ||
 		m.vitals.failedChecks > 0 || m.checks+1 >= modelsEvery
 	known := m.vitals.standing == up && len(m.models) > 0
-	joins := m.vitals.standing == joining || m.vitals.standing == down
+	// Whether it has restarted is found out before it gets further requests.
+	doubtful := m.vitals.standing == joining || m.vitals.standing == down || m.vitals.failedChecks > 0 || m.replica.Failures() > 0
 	m.stale = false // what makes it so from now on, this check may miss
 	f.mu.Unlock()
 
@@ -348,8 +349,8 @@ func (f *fleet) check(ctx context.Context, m *member) (suspect bool) {
 	if err == nil {
 		well, err = f.checkHealth(ctx, m, key)
 	}
-	if joins && err == nil {
-		// What it has for a cache is known before it takes requests.
+	if doubtful && err == nil {
+		// So is what it has for a cache.
 		f.look(ctx, m.server, m)
 	}
 	var models []card

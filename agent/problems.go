@@ -194,6 +194,18 @@ func (p *problems) modelFiles(path string, m ModelConfig) {
 	}
 }
 
+// directoryOf checks that a file can be made where it is wanted.
+func (p *problems) directoryOf(path, file string) {
+	switch info, err := os.Stat(filepath.Dir(file)); {
+	case err != nil:
+		p.add(path, "cannot be written: %v", err)
+	case !info.IsDir():
+		p.add(path, "cannot be written: %s is not a directory", filepath.Dir(file))
+	case irregular(file):
+		p.add(path, "%s is there and is not a file", file)
+	}
+}
+
 // hostname checks a name that is looked up.
 func (p *problems) hostname(path, name string) {
 	const want = "want a name such as engines.default.svc"

@@ -67,6 +67,7 @@ type publisher struct {
 	events           endpoint
 	replay, snapshot endpoint // zero where there is none
 	topic            string
+	ranks            int // that the engine says publish, 0 when it does not
 }
 
 // endpoint is an address that a ZeroMQ socket has bound. The zero value is none.
@@ -249,12 +250,13 @@ func parseVLLMSources(body []byte, host string, rank int) (publisher, error) {
 	if err := json.Unmarshal(body, &members); err != nil {
 		return publisher{}, errNoPublisher(fmt.Sprintf("/kv_event_sources is not what vLLM answers there: %v", err))
 	}
-	found := map[int]vllmSource{}
+	found, ranks := map[int]vllmSource{}, len(members)
 	if list, ok := members["sources"]; ok {
 		var sources []vllmSource
 		if err := json.Unmarshal(list, &sources); err != nil {
 			return publisher{}, errNoPublisher(fmt.Sprintf("/kv_event_sources is not what vLLM answers there: sources: %v", err))
 		}
+		ranks = len(sources)
 		for i, s := range sources {
 			if s.Rank != nil {
 				i = *s.Rank
@@ -277,7 +279,7 @@ func parseVLLMSources(body []byte, host string, rank int) (publisher, error) {
 	if s.Publisher != nil && *s.Publisher != "zmq" {
 		return publisher{}, errNoPublisher(fmt.Sprintf("the engine publishes its KV events by %.40q; only zmq is followed", *s.Publisher))
 	}
-	p := publisher{topic: s.Topic}
+	p := publisher{topic: s.Topic, ranks: ranks}
 	var err error
 	if p.events, err = namedEndpoint(s.Endpoint, host); err != nil {
 		return publisher{}, err
@@ -331,7 +333,7 @@ func parseSGLangSources(body []byte, host string, rank int) (publisher, error) {
 	case e.Ranks > 0 && rank >= e.Ranks:
 		return publisher{}, errNoPublisher(fmt.Sprintf("the engine names no publisher for its rank %d", rank))
 	}
-	p := publisher{topic: e.Topic}
+	p := publisher{topic: e.Topic, ranks: max(e.Ranks, 0)}
 	var err error
 	if p.events, err = tcpEndpoint(host, e.Port, rank); err != nil {
 		return publisher{}, errNoPublisher("the engine names no endpoint that can be connected to: " + err.Error())

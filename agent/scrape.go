@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"sync"
 	"time"
+
+	"github.com/inferrail/inferrail/index/kvevent"
 )
 
 const (
@@ -44,9 +46,7 @@ type server struct {
 	id, url string
 	end     context.CancelFunc
 
-	busy sync.Mutex // held while its pages are read; guards the next two
-	body bytes.Buffer
-	read []point
+	busy sync.Mutex // held while its pages are read
 
 	// What follows is guarded by fleet.mu.
 
@@ -125,7 +125,7 @@ func (f *fleet) look(ctx context.Context, s *server, m *member) {
 
 	ctx, cancel := context.WithTimeout(ctx, scrapeTime)
 	defer cancel()
-	r, err := f.readPages(ctx, s, m, key, engine)
+	r, err := f.readPages(ctx, m, key, engine)
 	if ctx.Err() == context.Canceled {
 		return
 	}
@@ -156,17 +156,38 @@ func (f *fleet) look(ctx context.Context, s *server, m *member) {
 	f.toldLocked(s, &r)
 }
 
+// pageBuffer is the memory for one page. Engines are asked at different times, so
+// that there are few.
+type pageBuffer struct {
+	body   bytes.Buffer
+	points []point
+}
+
+var pageBuffers = sync.Pool{New: func() any { return new(pageBuffer) }}
+
+// keepPage is the size of the largest page whose memory is kept for others.
+const keepPage = 1 << 20
+
+func (b *pageBuffer) give() {
+	if b.body.Cap() <= keepPage {
+		clear(b.points) // they point into the page
+		pageBuffers.Put(b)
+	}
+}
+
 // readPages reads what changes while an engine runs.
-func (f *fleet) readPages(ctx context.Context, s *server, m *member, key, engine string) (r reading, err error) {
+func (f *fleet) readPages(ctx context.Context, m *member, key, engine string) (r reading, err error) {
 	if engine == "ollama" {
 		return r, errUnpaged
 	}
-	header, err := f.readPage(ctx, &s.body, m, key, "/metrics")
+	b := pageBuffers.Get().(*pageBuffer)
+	defer b.give()
+	header, err := f.readPage(ctx, &b.body, m, key, "/metrics")
 	if err != nil {
 		return r, err
 	}
-	s.read = appendPoints(s.read[:0], s.body.Bytes())
-	r = readMetrics(s.read)
+	b.points = appendPoints(b.points[:0], b.body.Bytes())
+	r = readMetrics(b.points)
 	if r.engine == "llamacpp" && r.started == 0 {
 		// A number that stands for the process, if not for a time.
 		r.started, _ = strconv.ParseFloat(header.Get("Process-Start-Time-Unix"), 64)
@@ -236,17 +257,8 @@ func (f *fleet) toldLocked(s *server, r *reading) {
 			f.restartedLocked(m, why)
 		}
 	}
-	if n := len(r.ranks); n > 0 && n != s.ranks {
-		s.ranks = n
-		for _, w := range f.wanted {
-			if w.ID == s.id && w.URL == s.url && w.DataParallel > 0 && w.DataParallel != n {
-				f.log.Warn("data_parallel is not what the engine tells; requests for ranks that it does not have fail there",
-					"replica", s.id, "url", s.url, "configured", w.DataParallel, "told", n)
-			}
-		}
-		if err := f.applyLocked(f.wanted); err != nil {
-			f.log.Warn("not every rank of an engine can be a replica", "replica", s.id, "why", err)
-		}
+	if n := len(r.ranks); n > 0 {
+		f.ranksToldLocked(s, n)
 	}
 	changed := false
 	for _, m := range f.membersOfLocked(s) {
@@ -270,6 +282,51 @@ func (f *fleet) toldLocked(s *server, r *reading) {
 	if changed {
 		f.publishLocked()
 	}
+	for _, m := range f.membersOfLocked(s) {
+		if m.cache.joined {
+			f.restoreLocked(m)
+		}
+	}
+}
+
+// ranksToldLocked makes the members of a server those ranks that it is said to
+// have, where the configuration does not say how many.
+func (f *fleet) ranksToldLocked(s *server, n int) {
+	if n = min(n, mostRanks); n == s.ranks {
+		return
+	}
+	s.ranks = n
+	for _, w := range f.wanted {
+		if w.ID == s.id && w.URL == s.url && w.DataParallel > 0 && w.DataParallel != n {
+			f.log.Warn("data_parallel is not what the engine tells; requests for ranks that it does not have fail there",
+				"replica", s.id, "url", s.url, "configured", w.DataParallel, "told", n)
+		}
+	}
+	if err := f.applyLocked(f.wanted); err != nil {
+		f.log.Warn("not every rank of an engine can be a replica", "replica", s.id, "why", err)
+	}
+}
+
+// learnRanks tells how many data-parallel ranks publish the events of a member's
+// engine. Where its other pages tell how many there are, they are believed.
+func (f *fleet) learnRanks(m *member, n int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if m.gone.IsZero() && n > 0 && len(m.server.life.ranks) == 0 {
+		f.ranksToldLocked(m.server, n)
+	}
+}
+
+// learnBlock tells how many tokens the blocks have that a member's engine tells
+// of by events, which no other number outweighs. What its slot holds under
+// another is forgotten.
+func (f *fleet) learnBlock(m *member, tokens int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if m.gone.IsZero() && tokens > 0 && tokens <= mostBlockTokens && m.cache.published != tokens {
+		m.cache.published = tokens
+		f.publishLocked()
+	}
 }
 
 // membersOfLocked are the members of a server, those that are leaving included.
@@ -291,8 +348,10 @@ func (f *fleet) membersOfLocked(s *server) (list []*member) {
 func (f *fleet) restartedLocked(m *member, why string) {
 	m.restarts++
 	f.log.Info("the engine has restarted; what it had in its cache is forgotten", "replica", m.id, "url", m.url, "why", why)
-	f.index.Forget(m.replica.Slot)
-	m.subscriber.again()
+	m.subscriber.anew(func() *kvevent.Cursor {
+		f.index.Forget(m.replica.Slot)
+		return nil
+	})
 }
 
 // cameUpLocked tells that a member is up. One that tells nothing of its process

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/inferrail/inferrail/simulator"
 )
 
 // paged is an engine whose pages a test writes. A page that it was given none of
@@ -128,7 +130,7 @@ func TestCachesAreLearned(t *testing.T) {
 	vllm.set("/metrics", vllmPage(1000, 32, 250, "True", 0))
 	other.set("/metrics", vllmPage(1000, 32, 250, "False", 0))
 	s.expectCaches("vllm: 250x32, sglang: 100x64 after prefill, llama: 200x16, other: 33x32 off, silent: 16384x16")
-	if got := s.blocks("m"); !slices.Equal(got, []int{16, 32, 64}) && !slices.Equal(got, []int{16, 64, 32}) {
+	if got := s.blocks("m"); !slices.Equal(got, []int{32, 16, 64}) {
 		t.Errorf("the blocks have %v tokens", got)
 	}
 	// An engine whose page is gone for a while keeps what it has.
@@ -140,10 +142,15 @@ func TestCachesAreLearned(t *testing.T) {
 	c := *s.fleet.cfg.Load()
 	c.Index.DefaultCapacity = 99
 	c.Models = []ModelConfig{{Name: "m", BlockSize: 128}}
+	c.Replicas = slices.Clone(c.Replicas)
+	c.Replicas[0].KVBlocks, c.Replicas[4].Engine = 77, "sglang"
 	if err := s.fleet.reconfigure(&c); err != nil {
 		t.Fatal(err)
 	}
-	s.expectCaches("vllm: 250x128, sglang: 100x128 after prefill, llama: 200x128, other: 33x128 off, silent: 99x128")
+	s.expectCaches("vllm: 77x128, sglang: 100x128 after prefill, llama: 200x128, other: 33x128 off, silent: 99x128 after prefill")
+	// What events tell outweighs that.
+	s.fleet.learnBlock(s.fleet.members[0], 8)
+	s.expectCaches("vllm: 77x8, sglang: 100x128 after prefill, llama: 200x128, other: 33x128 off, silent: 99x128 after prefill")
 }
 
 // An engine that has no page is asked rarely, and one that does not answer it
@@ -222,4 +229,74 @@ func TestRestartsAreSeen(t *testing.T) {
 	s.expectCaches("a: 500x16 restarted 1")
 	e.set("/metrics", vllmPage(0, 16, 500, "True", 150))
 	s.expectCaches("a: 500x16 restarted 2")
+}
+
+// Of an engine that tells nothing of its process, a long outage is a restart, and
+// a short one is not.
+func TestOutages(t *testing.T) {
+	silent, vllm := startPaged(t), startPaged(t)
+	vllm.set("/metrics", vllmPage(1000, 16, 500, "True", 100))
+	s := newStage(t, nil, ReplicaConfig{ID: "silent", URL: silent.URL}, ReplicaConfig{ID: "vllm", URL: vllm.URL})
+	outage := func(d time.Duration) {
+		s.fleet.mu.Lock()
+		defer s.fleet.mu.Unlock()
+		now := time.Now()
+		for _, m := range s.fleet.members {
+			m.wentDown = now.Add(-d)
+			s.fleet.cameUpLocked(m, now)
+			s.fleet.cameUpLocked(m, now.Add(time.Hour)) // it was not down since
+		}
+	}
+	outage(longOutage - time.Second)
+	s.expectCaches("silent: 16384x16, vllm: 500x16")
+	outage(longOutage)
+	s.expectCaches("silent: 16384x16 restarted 1, vllm: 500x16")
+}
+
+// Where several processes answer at one URL nothing is concluded, and that is
+// told; nor do ranks come and go with each look.
+func TestSeveralProcesses(t *testing.T) {
+	e := startPaged(t)
+	pages := []string{vllmPage(1000, 16, 500, "True", 100), vllmPage(1200, 16, 500, "True", 5)}
+	e.set("/metrics", pages[0])
+	s := newStage(t, nil, ReplicaConfig{ID: "a", URL: e.URL})
+	look := func(i int) {
+		t.Helper()
+		e.set("/metrics", pages[i%2])
+		s.fleet.look(t.Context(), s.fleet.servers[0], nil)
+	}
+	for i := range 4 {
+		look(i)
+	}
+	eventually(t, func() bool {
+		return strings.Contains(strings.Join(s.fleet.ailments(), "; "), "what replica a has in its cache is unknown (several processes answer at "+e.URL)
+	}, func() string { return fmt.Sprint(s.fleet.ailments()) })
+	before := s.caches()
+	for i := range 4 {
+		look(i)
+	}
+	if got := s.caches(); got != before {
+		t.Errorf("the caches were %q and are %q", before, got)
+	}
+}
+
+// What simulated engines tell is read as what real ones do.
+func TestSimulatorsCaches(t *testing.T) {
+	start := func(c simulator.Config) string {
+		t.Helper()
+		c.ServedModelName, c.ZeroLatency = []string{"m"}, true
+		server, err := simulator.Start(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { server.Close() })
+		return server.URL()
+	}
+	s := newStage(t, nil,
+		ReplicaConfig{ID: "vllm", URL: start(simulator.Config{BlockSize: 32, NumGPUBlocks: 500})},
+		ReplicaConfig{ID: "ranks", URL: start(simulator.Config{BlockSize: 16, NumGPUBlocks: 300, DataParallelSize: 2})},
+		ReplicaConfig{ID: "off", URL: start(simulator.Config{NumGPUBlocks: 300, NoEnablePrefixCaching: true})},
+		ReplicaConfig{ID: "sglang", URL: start(simulator.Config{Engine: "sglang", BlockSize: 16, NumGPUBlocks: 400})},
+		ReplicaConfig{ID: "both", URL: start(simulator.Config{Engine: "sglang", BlockSize: 16, NumGPUBlocks: 400, DataParallelSize: 2})})
+	s.expectCaches("vllm: 500x32, ranks/0: 300x16, ranks/1: 300x16, off: 300x16 off, sglang: 400x16 after prefill, both/0: 400x16 after prefill, both/1: 400x16 after prefill")
 }

@@ -24,6 +24,7 @@ import (
 type subscriber struct {
 	slot   int
 	index  *index.Index
+	states *slotStates
 	log    *slog.Logger  // names the replica
 	poked  chan struct{} // asks to look anew at what is to be followed; holds one
 	counts eventCounts
@@ -32,6 +33,7 @@ type subscriber struct {
 
 	follower *kvevent.Follower // nil while nothing is followed
 	options  kvevent.Options   // of follower
+	learned  bool              // the fleet was told how many tokens a block has
 	round    int               // that follower was made in
 	past     kvevent.Stats     // of followers before
 	warned   string            // the last failure in the log
@@ -43,9 +45,11 @@ type subscriber struct {
 	rounds int
 	is     eventStanding
 	cut    context.CancelFunc // ends the connections; nil without any
-	cursor kvevent.Cursor     // how far what was told to the index goes
-	whole  bool               // cursor can be gone on from
-	resume *kvevent.Cursor    // to begin behind
+	// cursor is how far what the index was told goes, if whole is set: in between
+	// it has been told more, and there may be nothing to go on from.
+	cursor kvevent.Cursor
+	whole  bool
+	resume *kvevent.Cursor // to begin behind
 }
 
 // eventCounts are the events that were taken in, by kind, and messages that are
@@ -65,10 +69,10 @@ type eventStanding struct {
 	stats     kvevent.Stats
 }
 
-func newSubscriber(slot int, id string, x *index.Index, log *slog.Logger) *subscriber {
+func newSubscriber(slot int, id string, x *index.Index, states *slotStates, log *slog.Logger) *subscriber {
 	return &subscriber{
-		slot: slot, index: x, log: log.With("replica", id), poked: make(chan struct{}, 1),
-		is: eventStanding{state: index.Approximate, why: "the engine was not asked yet where it publishes KV events", since: time.Now()},
+		slot: slot, index: x, states: states, log: log.With("replica", id), poked: make(chan struct{}, 1),
+		is: eventStanding{state: index.Approximate, since: time.Now()},
 	}
 }
 
@@ -80,17 +84,40 @@ func (s *subscriber) poke() {
 	}
 }
 
-// again has everything told anew, because what the index knew of the slot was
-// forgotten.
-func (s *subscriber) again() {
+// anew changes what the index knows of the slot, behind the follower's back:
+// what was told before is void. It is told anew, but for what was told before a
+// cursor that change returns.
+func (s *subscriber) anew(change func() *kvevent.Cursor) {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.rounds++
-	s.resume, s.whole = nil, false
+	s.whole = false
+	s.resume = change()
 	if s.cut != nil {
 		s.cut()
 	}
-	s.mu.Unlock()
 	s.poke()
+}
+
+// save has what the index knows of the slot saved while it is told nothing, and
+// returns the cursor that belongs to it, nil when it cannot be gone on from.
+func (s *subscriber) save(what func()) *kvevent.Cursor {
+	const tries = 50
+	for try := range tries {
+		s.mu.Lock()
+		if s.whole || try == tries-1 {
+			defer s.mu.Unlock()
+			break
+		}
+		s.mu.Unlock()
+		time.Sleep(time.Millisecond)
+	}
+	what()
+	if !s.whole {
+		return nil
+	}
+	c := s.cursor
+	return &c
 }
 
 // close is called before the slot is given back: from then on the index hears
@@ -113,6 +140,7 @@ func (s *subscriber) tell(what func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.closed && s.round == s.rounds {
+		s.whole = false
 		what()
 	}
 }
@@ -129,7 +157,7 @@ func (s *subscriber) set(state index.State, why string) {
 		s.is.since = time.Now()
 	}
 	s.is.state, s.is.why = state, why
-	s.index.SetState(s.slot, state, why)
+	s.states.follow(s.slot, state, why)
 	switch {
 	case was == state:
 	case state == index.Exact:
@@ -229,7 +257,10 @@ func (f *fleet) followEvents(ctx context.Context, m *member) {
 			return
 		}
 		if err == nil {
-			continue // something else is to be followed
+			// Something else is to be followed. Whoever has brought that about
+			// cannot do so all the time.
+			s.wait(ctx, firstRetry)
+			continue
 		}
 		s.fail(p, err)
 		s.wait(ctx, pause/2+rand.N(pause))
@@ -293,6 +324,7 @@ func (f *fleet) publisherOf(ctx context.Context, m *member, t eventsTarget, host
 	}
 	get := func(ctx context.Context, page string) (*http.Response, error) { return f.get(ctx, m, t.key, page) }
 	p, err := findPublisher(ctx, get, t.engine, host, t.rank)
+	f.learnRanks(m, p.ranks)
 	if err != nil && !errors.As(err, new(errNoPublisher)) {
 		err = fmt.Errorf("cannot ask the engine where it publishes KV events: %w", err)
 	}
@@ -318,7 +350,7 @@ func (s *subscriber) begin(o *kvevent.Options) {
 	} else {
 		cursor = s.resume
 	}
-	s.round, s.resume, s.whole = s.rounds, nil, false
+	s.round, s.resume, s.whole, s.learned = s.rounds, nil, false, false
 	if o == nil {
 		return
 	}
@@ -375,9 +407,10 @@ func (f *fleet) followOnce(ctx context.Context, m *member, t eventsTarget, p pub
 	s.mu.Unlock()
 	s.follower.Connected(time.Now())
 	defer func() { s.follower.Disconnected(time.Now()) }()
+	learn := func(tokens int) { f.learnBlock(m, tokens) }
 	bad := 0
 	for {
-		if err := s.act(in); err != nil {
+		if err := s.act(in, learn); err != nil {
 			return true, err
 		}
 		if f.eventsTarget(m).eventsWanted != t.eventsWanted {
@@ -413,8 +446,8 @@ func (s *subscriber) patience() time.Duration {
 }
 
 // act does what the follower wants, until that is nothing.
-func (s *subscriber) act(in *feed) error {
-	a := s.carryOut()
+func (s *subscriber) act(in *feed, learn func(tokens int)) error {
+	a := s.carryOut(learn)
 	for {
 		switch a.Do {
 		case kvevent.AskReplay:
@@ -423,7 +456,7 @@ func (s *subscriber) act(in *feed) error {
 			err := in.replay(a.From, func(m kvevent.Message) error {
 				m.Payload = bytes.Clone(m.Payload)
 				s.follower.Replayed(asked, m, time.Now())
-				if a := s.carryOut(); a.Do != kvevent.Nothing {
+				if a := s.carryOut(learn); a.Do != kvevent.Nothing {
 					other = &a
 					return errOther
 				}
@@ -450,7 +483,7 @@ func (s *subscriber) act(in *feed) error {
 		default:
 			return nil
 		}
-		a = s.carryOut()
+		a = s.carryOut(learn)
 	}
 }
 
@@ -469,8 +502,9 @@ func (s *subscriber) failed(in *feed, request uint64, err error) error {
 }
 
 // carryOut does what the follower wants to be done with the index, and returns
-// what else it wants.
-func (s *subscriber) carryOut() kvevent.Action {
+// what else it wants. learn is told how many tokens a block has; when that is
+// news, what the index knew is forgotten and told anew.
+func (s *subscriber) carryOut(learn func(tokens int)) kvevent.Action {
 	for {
 		now := time.Now()
 		a := s.follower.Next(now)
@@ -478,9 +512,14 @@ func (s *subscriber) carryOut() kvevent.Action {
 		switch a.Do {
 		case kvevent.Apply:
 			s.count(a.Batch.Events)
+			if n := blockSize(a.Batch.Events); n > 0 && !s.learned {
+				s.learned = true
+				learn(n)
+			}
 			s.tell(func() { s.index.Apply(s.slot, a.Batch.Events, now) })
 		case kvevent.Forget:
 			s.log.Info("the engine publishes its KV events anew: it has restarted, and what it had in its cache is forgotten")
+			s.learned = false
 			s.tell(func() { s.index.Forget(s.slot) })
 		case kvevent.Replace:
 			s.tell(func() { s.index.Untell(s.slot) })
@@ -513,6 +552,18 @@ func (s *subscriber) say(a *kvevent.Action) {
 		s.warned = ""
 	}
 	s.set(state, why)
+}
+
+// blockSize is how many tokens the blocks have that a batch stores, 0 when it
+// stores none that prompts are looked up by.
+func blockSize(events []kvevent.Event) int {
+	for i := range events {
+		e := &events[i]
+		if e.Kind == kvevent.Stored && e.BlockSize > 0 && len(e.Tokens) > 0 && e.Group <= 0 && (e.Spec == "" || e.Spec == "full_attention" || e.Spec == "mla_attention") {
+			return e.BlockSize
+		}
+	}
+	return 0
 }
 
 func (s *subscriber) count(events []kvevent.Event) {

@@ -21,6 +21,12 @@ type Candidate struct {
 	// Share is how much of its share the replica takes, between 0 and 1: less
 	// than 1 for a while after it has come back. 0 stands for 1.
 	Share float64
+	// Tokens is how long the prompt is, 0 when that is not known, and Cached how
+	// much of it the replica has in its cache, so that it has the rest to
+	// compute. CachedGPU is the part of Cached that is on the GPU; what is beyond
+	// it lies on slower tiers. Of a prompt whose tokens are not known exactly, all
+	// three are estimates from its text.
+	Tokens, Cached, CachedGPU int
 }
 
 // load is what one request more would make of the candidate's load. A replica

@@ -32,6 +32,9 @@ func (x *exchange) ask() failure {
 		if x.unavailable = false; f == none {
 			x.unavailable, f = x.saysUnavailable()
 		}
+		if f != none || x.response.status/100 != 2 {
+			x.undoClaims()
+		}
 		x.replica.gate.answered(x.c)
 		again := f.retried() || x.unavailable
 		if again {
@@ -119,6 +122,7 @@ func (x *exchange) outcome(f failure) string {
 // sent once more on a new one.
 func (x *exchange) attempt() failure {
 	x.in, x.left, x.cause, x.ttfb = x.in[:0], nil, nil, 0
+	x.predicted = -1
 	x.up = x.replica.take()
 	for {
 		var f failure
@@ -128,6 +132,7 @@ func (x *exchange) attempt() failure {
 			}
 		}
 		if f = x.send(); f == none {
+			x.claim()
 			f = x.readResponseHead()
 		}
 		if f == engineDied && x.up.reused && len(x.in) == 0 && x.ttfb == 0 {

@@ -67,8 +67,12 @@ func (x *exchange) pick(line bool) (r *Replica, full bool) {
 			continue
 		}
 		x.places = append(x.places, r)
-		x.candidates = append(x.candidates, policy.Candidate{
-			Slot: r.Slot, InFlight: r.InFlight() + r.Pending(), Share: r.warmth.share(now)})
+		c := policy.Candidate{Slot: r.Slot, InFlight: r.InFlight() + r.Pending(), Share: r.warmth.share(now)}
+		if b := x.blocks; b != nil {
+			found := b.at(r)
+			c.Tokens, c.Cached, c.CachedGPU = b.tokens, found.any, found.gpu
+		}
+		x.candidates = append(x.candidates, c)
 	}
 	var p policy.Policy = policy.LeastRequest{}
 	if x.model.Policy != nil {

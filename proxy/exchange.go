@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/inferrail/inferrail/index"
 	"github.com/inferrail/inferrail/policy"
 	"github.com/inferrail/inferrail/proxy/prompt"
 )
@@ -58,6 +59,18 @@ type exchange struct {
 	promptReason prompt.Reason
 	promptTokens int
 	promptTook   time.Duration
+
+	// What the index knows of it. blocks are there from lookUp until giveBack;
+	// what was claimed of the replica's cache, a claim for each sequence that the
+	// engine makes, from claim until undoClaims or releaseClaims. predicted is
+	// how many tokens the replica has cached, -1 when that is not known.
+	cache      *cache
+	blocks     *blocks
+	claims     []index.Claim
+	oneClaim   [1]index.Claim // mostly all of claims
+	predicted  int
+	lookedUp   bool
+	lookupTook time.Duration
 
 	// What the key is charged. reserved is taken back or settled by finish.
 	charged   bool
@@ -162,6 +175,7 @@ func (x *exchange) begin() {
 	x.head, x.id = requestHead{}, nil
 	x.call = call{}
 	x.followed, x.bodyShared = false, false
+	x.predicted, x.lookedUp = -1, false
 	x.http10, x.isHead, x.keepAlive, x.unread, x.reset = false, false, false, false, false
 	x.held = 0
 	x.model, x.replica, x.attempts, x.tried = nil, nil, 0, x.tried[:0]
@@ -303,6 +317,7 @@ func (x *exchange) serve() failure {
 		return f
 	}
 	x.readPrompt()
+	x.lookUp()
 	if x.limits.LogPrompts {
 		x.c.s.log.Info("prompt", "request_id", string(x.id), "path", string(x.path), "body", string(x.body))
 	}
@@ -419,6 +434,7 @@ func (x *exchange) settle(f failure, u usage, known bool) {
 func (x *exchange) respond() failure {
 	c, h, r := x.c, &x.response, &x.relay
 	r.reset(c, x.up)
+	r.prefills = h.events && len(x.claims) > 0
 	if x.asksUsage && h.events && h.status == http.StatusOK {
 		r.filter = &usageFilter{}
 	}
@@ -427,6 +443,7 @@ func (x *exchange) respond() failure {
 		!(x.http10 && (h.body == bodyChunked || reframed))
 	x.status = h.status
 	x.samplePrompt()
+	x.tellCached()
 	x.out = h.appendTo(x.out[:0], asClient{http10: x.http10, keepAlive: x.keepAlive, id: x.id, replica: x.replica.ID,
 		extra: x.extra, dropCORS: x.access.Scripts(), dropLimits: x.charged, reframed: reframed})
 
@@ -446,6 +463,10 @@ func (x *exchange) respond() failure {
 	var room scratch
 	body, _ := r.accept(early, &room) // readResponseHead has seen that it is framed rightly
 	x.out = append(x.out, body...)
+	if !r.prefills {
+		r.prefilled = false
+		x.prefilled()
+	}
 	x.answered, x.passed = true, true
 	x.why = x.join()
 	f := r.writeNow(x.out)
@@ -502,6 +523,9 @@ func (x *exchange) waitRelay() failure {
 		if over, f := r.finished(); over {
 			return f
 		}
+		if r.takePrefilled() {
+			x.prefilled()
+		}
 		f := c.wait(clientStalled)
 		if f == clientStalled && !r.stalled(limit) {
 			f = none
@@ -533,6 +557,7 @@ func (x *exchange) giveBack() {
 	if p.in == nil {
 		return
 	}
+	x.putBlocks()
 	x.putPrompt()
 	*p.in, *p.out = x.in, x.out
 	heads.Put(p.in)
@@ -574,7 +599,9 @@ func (x *exchange) finish(f failure) {
 	}
 	if known && f == none {
 		x.comparePrompt(u)
+		x.compareCached(u)
 	}
+	x.releaseClaims(x.generated(u, known))
 	x.settle(f, u, known)
 	x.c.s.requestDone(x, f)
 	x.leave()

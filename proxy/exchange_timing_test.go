@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/inferrail/inferrail/index"
 	"github.com/inferrail/inferrail/policy"
 	"github.com/inferrail/inferrail/proxy/prompt"
 	"github.com/inferrail/inferrail/proxy/prompt/tokenizer"
@@ -20,19 +21,25 @@ import (
 // engine allocate nothing, so allocations are the proxy's. Beside the time it
 // tells the processor time of all three. Prompts are chats of 200 tokens that are
 // not looked at, have no tokenizer, are followed by the simulator's, and, where
-// INFERRAIL_BENCH_TOKENIZER names a model's directory, by that.
+// INFERRAIL_BENCH_TOKENIZER names a model's directory, by that. Then they are
+// looked up, too, and entered, with a cache of which they fill a part; so are
+// some of 8,000 tokens.
 //
 //	go test -bench ShortAnswer -run xxx ./proxy
 func BenchmarkShortAnswer(b *testing.B) {
-	b.Run("not followed", func(b *testing.B) { benchmarkShortAnswer(b, "") })
-	b.Run("no tokenizer", func(b *testing.B) { benchmarkShortAnswer(b, "none") })
-	b.Run("simulated", func(b *testing.B) { benchmarkShortAnswer(b, "builtin:sim") })
+	b.Run("not followed", func(b *testing.B) { benchmarkShortAnswer(b, "", 7, false) })
+	b.Run("no tokenizer", func(b *testing.B) { benchmarkShortAnswer(b, "none", 7, false) })
+	b.Run("simulated", func(b *testing.B) { benchmarkShortAnswer(b, "builtin:sim", 7, false) })
+	b.Run("long", func(b *testing.B) { benchmarkShortAnswer(b, "builtin:sim", 480, false) })
 	if source := os.Getenv("INFERRAIL_BENCH_TOKENIZER"); source != "" {
-		b.Run("real", func(b *testing.B) { benchmarkShortAnswer(b, source) })
+		b.Run("real", func(b *testing.B) { benchmarkShortAnswer(b, source, 7, false) })
 	}
+	b.Run("no tokenizer, looked up", func(b *testing.B) { benchmarkShortAnswer(b, "none", 7, true) })
+	b.Run("simulated, looked up", func(b *testing.B) { benchmarkShortAnswer(b, "builtin:sim", 7, true) })
+	b.Run("long, looked up", func(b *testing.B) { benchmarkShortAnswer(b, "builtin:sim", 480, true) })
 }
 
-func benchmarkShortAnswer(b *testing.B, source string) {
+func benchmarkShortAnswer(b *testing.B, source string, sentences int, lookedUp bool) {
 	el, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		b.Fatal(err)
@@ -47,14 +54,14 @@ func benchmarkShortAnswer(b *testing.B, source string) {
 			}
 			go func() {
 				defer c.Close()
-				buf := make([]byte, 4096)
+				buf := make([]byte, 64<<10)
 				for n := 0; ; {
 					k, err := c.Read(buf[n:])
 					if err != nil {
 						return
 					}
 					// A request ends with the body's brace.
-					if n += k; buf[n-1] == '}' {
+					if n += k; bytes.HasSuffix(buf[:n], []byte(`"}]}`)) {
 						n = 0
 						c.Write(response)
 					}
@@ -68,6 +75,13 @@ func benchmarkShortAnswer(b *testing.B, source string) {
 	}
 	s := New(Limits{}, nil, nil)
 	m := &Model{Name: "m", Policy: policy.LeastRequest{}, Replicas: []*Replica{replica}}
+	if lookedUp {
+		x := index.New(index.Config{MaxBytes: 64 << 20})
+		x.Join(0, index.SlotConfig{Model: "m", BlockSize: 16, Capacity: 4096})
+		replica.SetBlock(16)
+		m.CacheName, m.Blocks = "m", []int{16}
+		s.SetIndex(x, nil)
+	}
 	if source != "" {
 		if source != "none" {
 			if m.Prompts, err = prompt.Load(prompt.Source{Tokenizer: source, Cache: tokenizer.NewCache(64 << 20)}); err != nil {
@@ -89,8 +103,8 @@ func benchmarkShortAnswer(b *testing.B, source string) {
 		b.Fatal(err)
 	}
 	// Each request ends with a number of its own: no prompt comes twice.
-	request := []byte(post(`{"model":"m","temperature":0.7,"messages":[{"role":"system","content":"` + strings.Repeat("Answer briefly, and say so when you do not know. ", 7) +
-		`"},{"role":"user","content":"` + strings.Repeat("I am looking for an introduction. ", 7) + `"},{"role":"user","content":"Number 0000000000"}]}`))
+	request := []byte(post(`{"model":"m","temperature":0.7,"messages":[{"role":"system","content":"` + strings.Repeat("Answer briefly, and say so when you do not know. ", sentences) +
+		`"},{"role":"user","content":"` + strings.Repeat("I am looking for an introduction. ", sentences) + `"},{"role":"user","content":"Number 0000000000"}]}`))
 	number, buf := request[bytes.Index(request, []byte("Number "))+7:][:10], make([]byte, 4096)
 	b.ReportAllocs()
 	began := processorTime()

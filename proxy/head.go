@@ -58,6 +58,7 @@ const (
 	fieldContentType
 	fieldCORS  // access-control-*
 	fieldLimit // x-ratelimit-*
+	fieldRank  // the data-parallel rank that is to compute a request
 )
 
 // fieldOf classifies a field name, whatever its case.
@@ -89,7 +90,7 @@ func fieldOf(name []byte) field {
 		return fieldExpect
 	case "x-request-id":
 		return fieldRequestID
-	case "x-inferrail-replica", "x-inferrail-prompt-tokens":
+	case "x-inferrail-replica", "x-inferrail-prompt-tokens", "x-inferrail-cached-tokens":
 		return fieldOwn
 	case "authorization":
 		return fieldAuthorization
@@ -99,6 +100,8 @@ func fieldOf(name []byte) field {
 		return fieldContentEncoding
 	case "content-type":
 		return fieldContentType
+	case "x-data-parallel-rank":
+		return fieldRank
 	}
 	switch known := string(lower[:len(name)]); {
 	case strings.HasPrefix(known, "access-control-"):
@@ -242,10 +245,16 @@ type asEngine struct {
 
 // appendTo appends the head to be sent to an engine. A key that the replica
 // wants takes the place of the client's.
+//
+// So does the rank that the replica is: it was chosen for what is cached and
+// queued there, and a rank of the client's would take the request to where it is
+// not accounted for. Where the replica is a whole engine, whose ranks the agent
+// does not tell apart, a client that knows them may choose.
 func (h *requestHead) appendTo(dst []byte, to asEngine) []byte {
 	r := to.replica
 	auth := r.auth.Load()
 	own := auth != nil && *auth != ""
+	rank := r.rank.Load() - 1
 	dst = append(append(dst, to.method...), ' ')
 	dst = append(append(dst, r.BasePath...), to.target...)
 	dst = append(dst, " HTTP/1.1\r\nHost: "...)
@@ -254,6 +263,10 @@ func (h *requestHead) appendTo(dst []byte, to asEngine) []byte {
 		switch fieldOf(f.name) {
 		case fieldAuthorization, fieldAPIKey:
 			if own || to.hideKey {
+				continue
+			}
+		case fieldRank:
+			if rank >= 0 {
 				continue
 			}
 		case fieldOther, fieldContentType, fieldContentEncoding, fieldCORS, fieldLimit:
@@ -267,6 +280,10 @@ func (h *requestHead) appendTo(dst []byte, to asEngine) []byte {
 	}
 	if own {
 		dst = append(append(append(dst, "Authorization: "...), *auth...), crlf...)
+	}
+	if rank >= 0 {
+		dst = append(dst, "X-data-parallel-rank: "...)
+		dst = append(strconv.AppendInt(dst, int64(rank), 10), crlf...)
 	}
 	dst = appendField(dst, []byte("x-request-id"), to.id)
 	dst = append(dst, "Content-Length: "...)

@@ -27,6 +27,8 @@ type stats struct {
 	unknown     *prometheus.CounterVec // model
 	prompts     *prometheus.CounterVec // model, outcome
 	promptTime  *prometheus.HistogramVec
+	cached      *prometheus.CounterVec // model, kind
+	lookupTime  *prometheus.HistogramVec
 	firstByte   *prometheus.HistogramVec
 	duration    *prometheus.HistogramVec
 }
@@ -80,6 +82,11 @@ func newStats() *stats {
 		promptTime: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "inferrail_prompt_seconds",
 			Help:    "Time that a request waited for its prompt to be rendered and tokenized.",
 			Buckets: []float64{.00001, .000025, .00005, .0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1}}, []string{"model"}),
+		cached: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "inferrail_prompt_cached_tokens_total",
+			Help: "Prompt tokens that engines had cached: predicted and actual, of responses that tell the latter, so that both can be compared; unverified are those predicted of the others."}, []string{"model", "kind"}),
+		lookupTime: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "inferrail_index_lookup_seconds",
+			Help:    "Time to hash a request's prompt and to look up what every engine holds of it.",
+			Buckets: []float64{.0000005, .000001, .0000025, .000005, .00001, .000025, .00005, .0001, .00025, .001, .01}}, []string{"model"}),
 		firstByte: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "inferrail_time_to_first_byte_seconds",
 			Help: "From the end of the request to the engine's response head.", Buckets: seconds}, []string{"model"}),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "inferrail_request_duration_seconds",
@@ -90,10 +97,10 @@ func newStats() *stats {
 // forget drops the series of a model that is not served any more.
 func (s *stats) forget(model string) {
 	labels := prometheus.Labels{"model": model}
-	for _, v := range []*prometheus.CounterVec{s.requests, s.retries, s.tokens, s.unknown, s.prompts} {
+	for _, v := range []*prometheus.CounterVec{s.requests, s.retries, s.tokens, s.unknown, s.prompts, s.cached} {
 		v.DeletePartialMatch(labels)
 	}
-	for _, v := range []*prometheus.HistogramVec{s.promptTime, s.firstByte, s.duration} {
+	for _, v := range []*prometheus.HistogramVec{s.promptTime, s.lookupTime, s.firstByte, s.duration} {
 		v.DeletePartialMatch(labels)
 	}
 }
@@ -113,6 +120,9 @@ func (s *stats) finished(x *exchange, f failure, u usage, known bool) {
 	if x.followed {
 		s.prompts.WithLabelValues(model, x.promptReason.String()).Inc()
 		s.promptTime.WithLabelValues(model).Observe(x.promptTook.Seconds())
+	}
+	if x.lookedUp {
+		s.lookupTime.WithLabelValues(model).Observe(x.lookupTook.Seconds())
 	}
 	if !x.passed {
 		return
@@ -150,6 +160,17 @@ func (s *stats) finished(x *exchange, f failure, u usage, known bool) {
 	case f == none:
 		s.unknown.WithLabelValues(model).Inc()
 	}
+}
+
+// cachedTokens counts what was predicted of a response's prompt beside what the
+// engine has told.
+func (s *stats) cachedTokens(model string, predicted, actual int, told bool) {
+	if !told {
+		s.cached.WithLabelValues(model, "unverified").Add(float64(predicted))
+		return
+	}
+	s.cached.WithLabelValues(model, "predicted").Add(float64(predicted))
+	s.cached.WithLabelValues(model, "actual").Add(float64(actual))
 }
 
 // Datapath returns the counters of the datapath.
@@ -222,7 +243,7 @@ func (s *Server) Describe(ch chan<- *prometheus.Desc) {
 }
 
 func (s *stats) vectors() []prometheus.Collector {
-	return []prometheus.Collector{s.requests, s.retries, s.tokens, s.keyRequests, s.keyTokens, s.unknown, s.prompts, s.promptTime, s.firstByte, s.duration}
+	return []prometheus.Collector{s.requests, s.retries, s.tokens, s.keyRequests, s.keyTokens, s.unknown, s.prompts, s.promptTime, s.cached, s.lookupTime, s.firstByte, s.duration}
 }
 
 // Collect implements prometheus.Collector.

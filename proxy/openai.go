@@ -11,6 +11,7 @@ import (
 	"strconv"
 
 	"github.com/inferrail/inferrail/policy"
+	"github.com/inferrail/inferrail/proxy/prompt"
 )
 
 // memberKind is the kind of a member's value.
@@ -63,6 +64,9 @@ type call struct {
 	// limits are the numbers that bound the answer, each 0 when it is missing
 	// or no number above 0.
 	limits [countLimits]int64
+	// beams: "use_beam_search" is asked for. scored, logprobs and echo: so are
+	// "prompt_logprobs", "logprobs" and "echo".
+	beams, scored, logprobs, echo bool
 	// text are the bytes of all strings in the body, member names included;
 	// numbers is how many numbers it holds, media how many images and the like.
 	text, numbers, media int
@@ -183,6 +187,14 @@ func (s *scanner) call() (c call, err error) {
 			c.limits[limitOutput] = limitOf(s.b[start:s.i])
 		case "n":
 			c.limits[limitChoices] = limitOf(s.b[start:s.i])
+		case "use_beam_search":
+			c.beams = !declines(s.b[start:s.i])
+		case "echo":
+			c.echo = !declines(s.b[start:s.i])
+		case "prompt_logprobs":
+			c.scored = first != 'n'
+		case "logprobs":
+			c.logprobs = first != 'n'
 		}
 		if more, err = s.next(); err != nil {
 			return c, err
@@ -294,8 +306,23 @@ func interesting(name []byte) string {
 		return "max_output_tokens"
 	case "n":
 		return "n"
+	case "use_beam_search":
+		return "use_beam_search"
+	case "echo":
+		return "echo"
+	case "prompt_logprobs":
+		return "prompt_logprobs"
+	case "logprobs":
+		return "logprobs"
 	}
 	return ""
+}
+
+// uncached reports whether engines compute all of the prompt, whatever they have
+// cached: for the probabilities of its tokens. Those of what is cached are not
+// known any more. In chats, echo alone asks for them (vLLM).
+func (c *call) uncached(path []byte) bool {
+	return c.scored || c.echo && (c.logprobs || promptKind(path) == prompt.Chat)
 }
 
 // mostTokens bounds what a request is taken to ask for, so that products of

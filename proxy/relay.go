@@ -47,6 +47,11 @@ type relay struct {
 	// take, or has taken, the rest.
 	splice Splice
 	armed  bool
+	// prefills: the first bytes of the body will tell that the engine has ended
+	// its prefill, as the head has not: engines send that of a stream at once.
+	// The kernel is offered the rest after them. prefilled: they have come, and
+	// the goroutine does not know.
+	prefills, prefilled bool
 	// surplus: the engine sent more than the response, so its connection is
 	// not used again.
 	surplus bool
@@ -86,6 +91,7 @@ func (r *relay) reset(c *conn, up *engineConn) {
 	r.frames, r.untilClose, r.decode, r.chunked, r.filter = Frames{}, false, false, false, nil
 	r.rest = r.rest[:0]
 	r.splice, r.armed, r.surplus, r.told = nil, false, false, false
+	r.prefills, r.prefilled = false, false
 	r.tail = r.tail[:0]
 	r.strayed, r.carried, r.counted = time.Time{}, 0, Carried{}
 }
@@ -127,10 +133,19 @@ func (r *relay) stop(f failure) failure {
 	return r.result
 }
 
-// unlock gives mu back, and then wakes the goroutine if the relay is over: not
-// before, because it needs mu first of all.
+// takePrefilled reports, once, that prefilled has become true.
+func (r *relay) takePrefilled() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := r.prefilled
+	r.prefilled = false
+	return now
+}
+
+// unlock gives mu back, and then wakes the goroutine if the relay is over or it
+// has to know of prefilled: not before, because it needs mu first of all.
 func (r *relay) unlock() {
-	wake := r.state == relayDone && !r.told
+	wake := r.state == relayDone && !r.told || r.prefilled
 	r.told = r.told || wake
 	c := r.c
 	r.mu.Unlock()
@@ -367,6 +382,9 @@ func (r *relay) accept(p []byte, t *scratch) (out []byte, f failure) {
 		out = p[:n]
 	}
 	r.counts.bytes.Add(uint64(n))
+	if r.prefills && n > 0 {
+		r.prefills, r.prefilled = false, true
+	}
 	if more := r.frames.Chunks - chunks; more > 0 {
 		r.counts.chunks.Add(more)
 	}
@@ -481,9 +499,10 @@ func (r *relay) settleLocked() {
 	}
 }
 
-// armLocked offers the rest to the kernel. Everything read has been written.
+// armLocked offers the rest to the kernel, once prefills is settled. Everything
+// read has been written.
 func (r *relay) armLocked() {
-	if r.splice != nil && !r.armed {
+	if r.splice != nil && !r.armed && !r.prefills {
 		r.armed = r.splice.Arm(r.frames)
 	}
 }

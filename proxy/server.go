@@ -444,6 +444,9 @@ func (s *Server) requestDone(x *exchange, f failure) {
 	if x.followed {
 		args = append(args, "prompt", x.promptReason.String(), "prompt_tokens", x.promptTokens, "prompt_seconds", x.promptTook.Seconds())
 	}
+	if x.predicted >= 0 {
+		args = append(args, "cached_tokens", x.predicted)
+	}
 	if x.replica != nil {
 		args = append(args, "replica", x.replica.ID, "first_byte_seconds", x.ttfb.Seconds(), "attempts", x.attempts)
 	}

@@ -12,6 +12,8 @@ import (
 type usage struct {
 	// prompt includes cached, the part of it that the engine had already.
 	prompt, completion, cached uint64
+	// cachedTold: the engine has said what cached is. It may be 0 then, too.
+	cachedTold bool
 	// partial: the engine has said nothing of the prompt. The last event of a
 	// stream of the messages API may name the answer's tokens alone.
 	partial bool
@@ -64,7 +66,7 @@ func findUsage(tail []byte) (u usage, ok bool) {
 		// An earlier one may have the rest.
 		for object, rest = lastObject(rest, `"usage"`); object != nil; object, rest = lastObject(rest, `"usage"`) {
 			if first, ok := readUsage(object); ok && !first.partial {
-				found.prompt, found.cached, found.partial = first.prompt, first.cached, false
+				found.prompt, found.cached, found.cachedTold, found.partial = first.prompt, first.cached, first.cachedTold, false
 				break
 			}
 		}
@@ -79,7 +81,7 @@ func complete(u usage, tail []byte) usage {
 		return u
 	}
 	if t, ok := lastTimings(tail); ok {
-		u.cached = max(u.cached, t.cached)
+		u.cached, u.cachedTold = max(u.cached, t.cached), u.cachedTold || t.cachedTold
 		if u.partial {
 			u.prompt, u.partial = t.prompt, false
 		}
@@ -170,7 +172,7 @@ func readUsage(b []byte) (u usage, ok bool) {
 		completion.n = total.n - min(total.n, prompt.n)
 	}
 	cached.or(read)
-	return usage{prompt: prompt.n + read.n + created.n, completion: completion.n, cached: cached.n}, true
+	return usage{prompt: prompt.n + read.n + created.n, completion: completion.n, cached: cached.n, cachedTold: cached.there}, true
 }
 
 // details returns cached_tokens of the object that comes next.
@@ -222,7 +224,7 @@ func readTimings(b []byte) (u usage, ok bool) {
 			return usage{}, false
 		}
 	}
-	u = usage{prompt: prompt.n + cached.n, completion: predicted.n, cached: cached.n}
+	u = usage{prompt: prompt.n + cached.n, completion: predicted.n, cached: cached.n, cachedTold: cached.there}
 	return u, prompt.there && predicted.there
 }
 

@@ -9,38 +9,43 @@ import (
 )
 
 func TestFindUsage(t *testing.T) {
-	f := func(tail string, prompt, completion, cached uint64) {
+	// untold: what was cached is not said.
+	const untold = -1
+	f := func(tail string, prompt, completion uint64, cached int) {
 		t.Helper()
-		want := usage{prompt: prompt, completion: completion, cached: cached}
+		want := usage{prompt: prompt, completion: completion, cached: uint64(max(cached, 0)), cachedTold: cached != untold}
 		if got, ok := findUsage([]byte(tail)); got != want || !ok {
 			t.Errorf("%q: %+v %v, want %+v", tail, got, ok, want)
 		}
 	}
 	// Chat and completions.
-	f(`"usage":{"prompt_tokens":5,"total_tokens":9,"completion_tokens":4}`, 5, 4, 0)
+	f(`"usage":{"prompt_tokens":5,"total_tokens":9,"completion_tokens":4}`, 5, 4, untold)
 	f(`{"usage" : { "prompt_tokens" : 5, "completion_tokens" : 4, "prompt_tokens_details": {"cached_tokens": 3} } }`, 5, 4, 3)
-	f("}],\"usage\":{\"prompt_tokens\":5,\"total_tokens\":9,\"completion_tokens\":4,\"prompt_tokens_details\":null}}\n\n\r\ne\r\ndata: [DONE]\n\n\r\n0\r\n\r\n", 5, 4, 0)
-	f(`{"usage":{"prompt_tokens":1,"completion_tokens":1}} {"usage":{"prompt_tokens":1,"completion_tokens":2}}`, 1, 2, 0)
-	f(`{"usage":{"prompt_tokens":1,"completion_tokens":2}} {"usage":null}`, 1, 2, 0)
-	f(`{"usage":{"prompt_tokens":0,"completion_tokens":0}}`, 0, 0, 0)
+	f("}],\"usage\":{\"prompt_tokens\":5,\"total_tokens\":9,\"completion_tokens\":4,\"prompt_tokens_details\":null}}\n\n\r\ne\r\ndata: [DONE]\n\n\r\n0\r\n\r\n", 5, 4, untold)
+	f(`{"usage":{"prompt_tokens":1,"completion_tokens":1}} {"usage":{"prompt_tokens":1,"completion_tokens":2}}`, 1, 2, untold)
+	f(`{"usage":{"prompt_tokens":1,"completion_tokens":2}} {"usage":null}`, 1, 2, untold)
+	f(`{"usage":{"prompt_tokens":0,"completion_tokens":0}}`, 0, 0, untold)
 	// What is nested is no count of the whole, wherever it stands.
 	f(`"usage":{"completion_tokens_details":{"reasoning_tokens":7,"cached_tokens":9,"completion_tokens":1,"prompt_tokens":1},`+
 		`"prompt_tokens_details":{"audio_tokens":0,"cached_tokens":3,"created_cache_tokens":1,"more":{"cached_tokens":8},"cached_tokens_of":2},`+
 		`"prompt_tokens":5,"completion_tokens":4}`, 5, 4, 3)
-	f(`"usage":{"cached_tokens":9,"prompt_tokens":5,"completion_tokens":4,"completion_tokens_details":null,"queue":[{"prompt_tokens":1}],"x":"} \" {"}`, 5, 4, 0)
-	f(`"usage":{"prompt_tokens_details":{"cached_tokens":null},"prompt_tokens":5,"completion_tokens":4}`, 5, 4, 0)
-	f(`"usage":{"prompt_tokens_details":[{"cached_tokens":2}],"prompt_tokens":5,"completion_tokens":4}`, 5, 4, 0)
+	f(`"usage":{"cached_tokens":9,"prompt_tokens":5,"completion_tokens":4,"completion_tokens_details":null,"queue":[{"prompt_tokens":1}],"x":"} \" {"}`, 5, 4, untold)
+	f(`"usage":{"prompt_tokens_details":{"cached_tokens":null},"prompt_tokens":5,"completion_tokens":4}`, 5, 4, untold)
+	f(`"usage":{"prompt_tokens_details":[{"cached_tokens":2}],"prompt_tokens":5,"completion_tokens":4}`, 5, 4, untold)
 	// Embeddings, rerank and score.
-	f(`],"model":"m","usage":{"prompt_tokens":8,"total_tokens":8}}`, 8, 0, 0)
-	f(`"usage":{"prompt_tokens":8,"total_tokens":8,"completion_tokens":0,"prompt_tokens_details":null}`, 8, 0, 0)
-	f(`"usage":{"total_tokens":56},"results":[]`, 56, 0, 0)
-	f(`"usage":{"prompt_tokens":null,"completion_tokens":4,"total_tokens":9}`, 5, 4, 0)
+	f(`],"model":"m","usage":{"prompt_tokens":8,"total_tokens":8}}`, 8, 0, untold)
+	f(`"usage":{"prompt_tokens":8,"total_tokens":8,"completion_tokens":0,"prompt_tokens_details":null}`, 8, 0, untold)
+	f(`"usage":{"total_tokens":56},"results":[]`, 56, 0, untold)
+	f(`"usage":{"prompt_tokens":null,"completion_tokens":4,"total_tokens":9}`, 5, 4, untold)
 	// Responses and transcriptions.
 	f(`"usage":{"input_tokens":36,"input_tokens_details":{"cached_tokens":16},"output_tokens":87,"output_tokens_details":{"reasoning_tokens":64},"total_tokens":123},"user":null`, 36, 87, 16)
-	f(`"usage":{"type":"tokens","input_tokens":14,"input_token_details":{"audio_tokens":14},"output_tokens":101,"total_tokens":115}`, 14, 101, 0)
+	f(`"usage":{"type":"tokens","input_tokens":14,"input_token_details":{"audio_tokens":14},"output_tokens":101,"total_tokens":115}`, 14, 101, untold)
+	f(`"usage":{"input_tokens":36,"input_tokens_details":{"cached_tokens":0},"output_tokens":87}`, 36, 87, 0)
+	// vLLM tells of a miss, too; SGLang leaves the details out then.
+	f(`"usage":{"prompt_tokens":5,"completion_tokens":4,"prompt_tokens_details":{"cached_tokens":0}}`, 5, 4, 0)
 	// Messages: what the cache held is not in input_tokens.
 	f(`"usage":{"cache_creation_input_tokens":4,"cache_read_input_tokens":50,"input_tokens":6,"output_tokens":20}`, 60, 20, 50)
-	f(`"usage":{"input_tokens":6,"cache_read_input_tokens":null,"output_tokens":20,"service_tier":"standard"}`, 6, 20, 0)
+	f(`"usage":{"input_tokens":6,"cache_read_input_tokens":null,"output_tokens":20,"service_tier":"standard"}`, 6, 20, untold)
 	// A stream of messages: the prompt at its start, the answer at its end.
 	f(`event: message_start
 data: {"type":"message_start","message":{"usage":{"input_tokens":25,"cache_read_input_tokens":3,"output_tokens":1}}}
@@ -53,10 +58,10 @@ data: {"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"outpu
 	f(`"timings":{"cache_n":236,"prompt_n":1,"prompt_ms":30.958,"predicted_n":35,"predicted_ms":661.064}`, 237, 35, 236)
 	f(`"usage":{"completion_tokens":35,"prompt_tokens":237,"total_tokens":272},"timings":{"cache_n":236,"prompt_n":1,"predicted_n":35}`, 237, 35, 236)
 	f(`"usage":{"output_tokens":35},"timings":{"cache_n":236,"prompt_n":1,"predicted_n":35}`, 237, 35, 236)
-	f(`"usage":null,"timings":{"prompt_n":4,"predicted_n":2}`, 4, 2, 0)
+	f(`"usage":null,"timings":{"prompt_n":4,"predicted_n":2}`, 4, 2, untold)
 	// What the engine has written is not what it has counted.
-	f(`{"choices":[{"message":{"content":"\"usage\":{\"prompt_tokens\":1,\"completion_tokens\":1}"}}],"usage":{"prompt_tokens":5,"completion_tokens":4},"note":"\"usage\":{\"prompt_tokens\":1,\"completion_tokens\":1}"}`, 5, 4, 0)
-	f(`"usage":{"prompt_tokens":5,"completion_tokens":4},"tools":[{"properties":{"usage":{"type":"string"}}}]`, 5, 4, 0)
+	f(`{"choices":[{"message":{"content":"\"usage\":{\"prompt_tokens\":1,\"completion_tokens\":1}"}}],"usage":{"prompt_tokens":5,"completion_tokens":4},"note":"\"usage\":{\"prompt_tokens\":1,\"completion_tokens\":1}"}`, 5, 4, untold)
+	f(`"usage":{"prompt_tokens":5,"completion_tokens":4},"tools":[{"properties":{"usage":{"type":"string"}}}]`, 5, 4, untold)
 }
 
 func TestFindUsageFindsNone(t *testing.T) {
@@ -106,7 +111,7 @@ func TestFindUsageOfTheAnswerAlone(t *testing.T) {
 // Wherever an engine ends a chunk, the counts are the same.
 func TestFindUsageAcrossChunks(t *testing.T) {
 	const body = "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":1234,\"completion_tokens\":567,\"prompt_tokens_details\":{\"cached_tokens\":89}}}\r\n\r\ndata: [DONE]\r\n\r\n"
-	want := usage{prompt: 1234, completion: 567, cached: 89}
+	want := usage{prompt: 1234, completion: 567, cached: 89, cachedTold: true}
 	chunk := func(s string) string {
 		if s == "" {
 			return ""

@@ -2,6 +2,7 @@ package simulator
 
 import (
 	"encoding/json/jsontext"
+	"fmt"
 	"strconv"
 	"strings"
 	"time"
@@ -23,6 +24,8 @@ type answer struct {
 	choices     []choice
 	head        []byte // `{"id":…,"object":…,"created":…,"model":…,"choices":[`
 	fingerprint string
+	// details: usage tells what was cached, as SGLang does it if sglang is set.
+	details, sglang bool
 	// events counts those of a stream of the Responses API.
 	events int
 }
@@ -42,23 +45,45 @@ type choice struct {
 	stopped string
 	tokens  int // of its prompt
 	sent    int // tokens written
-	// first is the plan's First as last read, wrote when the last token was
-	// written.
-	first, wrote time.Duration
+	// cached is how many tokens of its prompt were, shareable how many are in
+	// full blocks of a cache.
+	cached, shareable int
+	// planned: token from is ready at the time at, and those behind it in the
+	// sequence's pace, as last read. wrote is when the last one was written.
+	planned   bool
+	from      int
+	at, wrote time.Duration
 }
 
+// created is how many tokens of the prompt have come into the cache.
+func (c *choice) created() int { return max(0, c.shareable-c.cached) }
+
 func newAnswer(cfg *Config, r *request, id string, created int64) *answer {
-	a := &answer{req: r, model: cfg.ServedModelName[0], id: id, created: created,
-		choices: make([]choice, 0, len(r.prompts)*r.n), fingerprint: cfg.fingerprint()}
+	a := &answer{req: r, model: cfg.ServedModelName[0], id: id, created: created, details: cfg.EnablePromptTokensDetails,
+		sglang: cfg.sglang(), choices: make([]choice, 0, len(r.prompts)*r.n), fingerprint: cfg.fingerprint()}
+	if r.adapter != "" {
+		a.model = r.adapter
+	}
 	for _, p := range r.prompts {
+		var ids []uint32
+		if r.api != plain {
+			ids = p.tokenIDs()
+		}
 		for i := range r.n {
 			c := choice{voice: newVoice(cfg.Seed, p, i), tokens: p.tokens, finish: r.finish}
 			c.voice.pad, c.voice.padMax = r.faults.TokenBytes, r.faults.TokenBytesMax
 			if r.tokenIDs {
 				c.prompt = p.ids()
 			}
-			c.seq = Sequence{Uncached: p.tokens, Output: r.output, Slow: r.faults.Slow}
+			c.seq = Sequence{Prompt: ids, Uncached: p.tokens, Output: r.output, Slow: r.faults.Slow, Adapter: r.adapter, NoRead: r.pooled != nil}
+			if r.salt != nil {
+				c.seq.Salt = *r.salt
+			}
+			if !cfg.NoEnablePrefixCaching {
+				c.shareable = p.tokens - p.tokens%cfg.BlockSize
+			}
 			c.write(r)
+			c.seq.Said = c.appendSaid(make([]uint32, 0, c.seq.Output-1))
 			a.choices = append(a.choices, c)
 		}
 	}
@@ -75,7 +100,7 @@ func newAnswer(cfg *Config, r *request, id string, created int64) *answer {
 	a.head = append(a.head, `","created":`...)
 	a.head = strconv.AppendInt(a.head, created, 10)
 	a.head = append(a.head, `,"model":`...)
-	a.head = appendString(a.head, cfg.ServedModelName[0])
+	a.head = appendString(a.head, a.model)
 	a.head = append(a.head, `,"choices":[`...)
 	return a
 }
@@ -105,6 +130,23 @@ func (c *choice) write(r *request) {
 	default:
 		c.seq.Output, c.finish = len(c.script), whole
 	}
+}
+
+// appendSaid appends the ids of all tokens but the last. Those of a text that a
+// stop text has cut are the ones that were generated.
+func (c *choice) appendSaid(dst []uint32) []uint32 {
+	for k := range c.seq.Output - 1 {
+		switch {
+		case c.script == nil || c.stopped != "":
+			dst = append(dst, c.voice.word(k).id)
+		case c.script[k] != "":
+			dst = append(dst, uint32(tokenID(c.script[k])))
+		default:
+			// A call's first token is the name of what it calls.
+			dst = append(dst, uint32(tokenID("\x00"+c.call.Name)))
+		}
+	}
+	return dst
 }
 
 // reason is why the choice ended, as the metrics count it.
@@ -311,6 +353,14 @@ func (a *answer) appendUsageEvent(dst []byte) []byte {
 	dst = a.appendEvent(dst)
 	dst = append(dst, `],"usage":`...)
 	dst = appendUsage(dst, a.promptTokens(), a.outputTokens())
+	c := &a.choices[0]
+	switch {
+	case !a.details || a.sglang && c.cached == 0:
+	case a.req.api == chat && !a.sglang:
+		dst = fmt.Appendf(dst[:len(dst)-1], `,"prompt_tokens_details":{"cached_tokens":%d,"created_cache_tokens":%d}}`, c.cached, c.created())
+	default:
+		dst = fmt.Appendf(dst[:len(dst)-1], `,"prompt_tokens_details":{"cached_tokens":%d}}`, c.cached)
+	}
 	dst = a.appendFingerprint(dst)
 	return append(dst, "}\n\n"...)
 }
@@ -377,7 +427,7 @@ func (a *answer) appendChoices(dst []byte, pad int) []byte {
 	dst = append(dst, `],"service_tier":null`...)
 	dst = a.appendFingerprint(dst)
 	dst = append(dst, `,"usage":`...)
-	dst = appendFullUsage(dst, a.promptTokens(), output)
+	dst = a.appendBodyUsage(dst, output)
 	if a.req.api == chat {
 		dst = append(dst, `,"prompt_logprobs":null`...)
 		dst = a.choices[0].appendPromptIDs(dst)
@@ -417,6 +467,29 @@ func appendIDs(dst []byte, ids []int) []byte {
 		dst = strconv.AppendInt(dst, int64(id), 10)
 	}
 	return append(dst, ']')
+}
+
+// appendBodyUsage appends the usage of a body. What was cached is told of the
+// last choice.
+func (a *answer) appendBodyUsage(dst []byte, output int) []byte {
+	c := &a.choices[len(a.choices)-1]
+	switch {
+	case a.sglang:
+		dst = appendUsage(dst, a.promptTokens(), output)
+		if a.details && c.cached > 0 {
+			dst = fmt.Appendf(dst[:len(dst)-1], `,"prompt_tokens_details":{"cached_tokens":%d}}`, c.cached)
+		}
+		return dst
+	case !a.details:
+		return appendFullUsage(dst, a.promptTokens(), output)
+	}
+	dst = appendUsage(dst, a.promptTokens(), output)
+	created := []byte("null")
+	if a.req.api == chat {
+		created = strconv.AppendInt(nil, int64(c.created()), 10)
+	}
+	return fmt.Appendf(dst[:len(dst)-1], `,"prompt_tokens_details":{"cached_tokens":%d,"created_cache_tokens":%s,"multimodal_tokens":null},`+
+		`"completion_tokens_details":null}`, c.cached, created)
 }
 
 // appendFullUsage appends usage with the details that nobody has asked for.

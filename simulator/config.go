@@ -16,13 +16,29 @@ type Config struct {
 	// ServedModelName are the names the model answers to. Responses carry the
 	// first. Default: sim.
 	ServedModelName []string `yaml:"served_model_name" name:"served-model-name" default:"sim" help:"Name of the model, repeatable for aliases."`
-	MaxModelLen     int      `yaml:"max_model_len" name:"max-model-len" default:"32768" help:"Most tokens of a prompt and its answer."`
-	MaxNumSeqs      int      `yaml:"max_num_seqs" name:"max-num-seqs" default:"256" help:"Most sequences that run at the same time; others wait."`
+	// MaxModelLen is by default what the KV cache has room for, at most 32768.
+	MaxModelLen int `yaml:"max_model_len" name:"max-model-len" default:"0" help:"Most tokens of a prompt and its answer; 0 is what the KV cache has room for, at most 32768."`
+	MaxNumSeqs  int `yaml:"max_num_seqs" name:"max-num-seqs" default:"256" help:"Most sequences that run at the same time; others wait."`
 	// APIKey, when not empty, must be sent as bearer token to /v1 and /v2.
-	APIKey            string `yaml:"api_key" name:"api-key" help:"Key that requests to /v1 must carry."`
-	BlockSize         int    `yaml:"block_size" name:"block-size" default:"16" help:"Tokens of a KV cache block."`
-	NumGPUBlocks      int    `yaml:"num_gpu_blocks_override" name:"num-gpu-blocks-override" default:"16384" help:"Blocks of the KV cache."`
-	TimeoutKeepAliveS int    `yaml:"timeout_keep_alive" name:"timeout-keep-alive" default:"5" help:"Seconds until an idle connection is closed; negative is never."`
+	APIKey       string `yaml:"api_key" name:"api-key" help:"Key that requests to /v1 must carry."`
+	BlockSize    int    `yaml:"block_size" name:"block-size" default:"16" help:"Tokens of a KV cache block."`
+	NumGPUBlocks int    `yaml:"num_gpu_blocks_override" name:"num-gpu-blocks-override" default:"16384" help:"Blocks of each rank's KV cache."`
+	// Engine is whose cache, events, metrics and counts it has: vllm or sglang.
+	Engine string `yaml:"engine" name:"engine" enum:"vllm,sglang" default:"vllm" help:"vllm or sglang: whose KV cache, events, metrics and counts it has."`
+	// HostBlocks is the room of SGLang's host tier; 0 is none.
+	HostBlocks            int  `yaml:"host_blocks" name:"host-blocks" default:"0" help:"Blocks of SGLang's host tier; 0 is none."`
+	NoEnablePrefixCaching bool `yaml:"no_enable_prefix_caching" name:"no-enable-prefix-caching" aliases:"disable-radix-cache" help:"Compute every prompt anew."`
+	// DataParallelSize is how many ranks there are, each with a cache of its
+	// own. Default: 1.
+	DataParallelSize int `yaml:"data_parallel_size" name:"data-parallel-size" default:"1" help:"Engines behind the one address, each with a KV cache of its own."`
+	// EnablePromptTokensDetails: answers tell how many tokens were cached.
+	EnablePromptTokensDetails bool `yaml:"enable_prompt_tokens_details" name:"enable-prompt-tokens-details" aliases:"enable-cache-report" help:"Tell in usage how many tokens of the prompt were cached."`
+	// LoRAModules are the names of adapters, which models are served as too.
+	LoRAModules []string `yaml:"lora_modules" name:"lora-modules" help:"Name of a LoRA adapter, repeatable."`
+
+	KVEvents KVEvents `yaml:"kv_events" embed:"" prefix:"kv-events-"`
+
+	TimeoutKeepAliveS int `yaml:"timeout_keep_alive" name:"timeout-keep-alive" default:"5" help:"Seconds until an idle connection is closed; negative is never."`
 
 	// PrefillA, PrefillB and PrefillD are Latency's A, B and D. The defaults
 	// are used when all three are 0.
@@ -51,10 +67,18 @@ func (c *Config) complete() error {
 	if len(c.ServedModelName) == 0 {
 		c.ServedModelName = []string{"sim"}
 	}
-	setDefault(&c.MaxModelLen, 32768)
 	setDefault(&c.MaxNumSeqs, 256)
 	setDefault(&c.BlockSize, 16)
 	setDefault(&c.NumGPUBlocks, 16384)
+	if c.Engine == "" {
+		c.Engine = "vllm"
+	}
+	setDefault(&c.DataParallelSize, 1)
+	setDefault(&c.KVEvents.BufferSteps, 10000)
+	setDefault(&c.KVEvents.HWM, 100000)
+	// One block is not for tokens.
+	room := (c.NumGPUBlocks - 1) * c.BlockSize
+	setDefault(&c.MaxModelLen, min(32768, room))
 	setDefault(&c.TimeoutKeepAliveS, 5)
 	setDefault(&c.DefaultOutputTokens, 128)
 	setDefault(&c.TimePerOutputToken, 10*time.Millisecond)
@@ -77,9 +101,29 @@ func (c *Config) complete() error {
 		}
 	}
 	atLeast("max-model-len", c.MaxModelLen, 2)
+	if c.MaxModelLen > room && c.BlockSize > 0 {
+		errs = append(errs, fmt.Errorf("max-model-len %d needs a KV cache of %d blocks, num-gpu-blocks-override is %d",
+			c.MaxModelLen, ceilDiv(c.MaxModelLen, c.BlockSize)+1, c.NumGPUBlocks))
+	}
+	if c.Engine != "vllm" && c.Engine != "sglang" {
+		errs = append(errs, fmt.Errorf("engine must be vllm or sglang, not %q", c.Engine))
+	}
+	atLeast("data-parallel-size", c.DataParallelSize, 1)
+	atLeast("host-blocks", c.HostBlocks, 0)
+	if c.HostBlocks > 0 && !c.sglang() {
+		errs = append(errs, errors.New("host-blocks is for the engine sglang"))
+	}
+	for _, name := range c.LoRAModules {
+		if name == "" {
+			errs = append(errs, errors.New("lora-modules must not be empty"))
+		}
+	}
+	if err := c.KVEvents.check(c.DataParallelSize, c.sglang()); err != nil {
+		errs = append(errs, fmt.Errorf("kv-events: %w", err))
+	}
 	atLeast("max-num-seqs", c.MaxNumSeqs, 1)
 	atLeast("block-size", c.BlockSize, 1)
-	atLeast("num-gpu-blocks-override", c.NumGPUBlocks, 1)
+	atLeast("num-gpu-blocks-override", c.NumGPUBlocks, 2)
 	atLeast("default-output-tokens", c.DefaultOutputTokens, 1)
 	if !(c.PrefillA >= 0 && c.PrefillB >= 0 && c.PrefillD >= 0) {
 		errs = append(errs, fmt.Errorf("prefill-a, -b and -d must not be negative, got %v, %v and %v", c.PrefillA, c.PrefillB, c.PrefillD))
@@ -107,8 +151,26 @@ func (c *Config) latency() Latency {
 	return Latency{A: c.PrefillA, B: c.PrefillB, D: c.PrefillD, PerToken: c.TimePerOutputToken}
 }
 
+func (c *Config) sglang() bool { return c.Engine == "sglang" }
+
+// newEngine returns one rank's engine.
+func (c *Config) newEngine() *Engine {
+	e := NewEngine(c.latency(), c.MaxNumSeqs)
+	n := naming{block: c.BlockSize, sglang: c.sglang()}
+	shares, told := !c.NoEnablePrefixCaching, c.KVEvents.Endpoint != ""
+	if c.sglang() {
+		e.cache, e.batches = newRadixCache(n, c.NumGPUBlocks, c.HostBlocks, shares, told), true
+	} else {
+		e.cache = newBlockPool(n, c.NumGPUBlocks, shares, told)
+	}
+	return e
+}
+
 // version is the release of vLLM whose behaviour is simulated.
 const version = "0.32.0"
+
+// sglangVersion is that of SGLang.
+const sglangVersion = "0.5.21"
 
 // fingerprint returns what answers carry as system_fingerprint: the version
 // and a number of the configuration.

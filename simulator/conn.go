@@ -54,6 +54,12 @@ func (c *conn) Write(p []byte) (int, error) {
 // resetOnClose makes the close of the connection a reset.
 func (c *conn) resetOnClose() { _ = c.SetLinger(0) }
 
+// reset resets the connection. It may be called from any goroutine.
+func (c *conn) reset() {
+	c.resetOnClose()
+	_ = c.Close()
+}
+
 // listener accepts conns at one address, and none while it refuses. net/http's
 // accept loop calls Accept; the other methods may be called from any
 // goroutine.

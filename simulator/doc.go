@@ -2,6 +2,9 @@
 // upstream of this project's tests, and what `inferrail sim` serves.
 //
 //	engine.go     Engine, Sequence: when each token comes. No I/O, no clock, no goroutine
+//	cache.go      what engines keep of prompts, and how they name it; as pure as the engine
+//	block.go      vLLM's pool of blocks
+//	radix.go      SGLang's tree of pages
 //	text.go       what the model says and which tokens a text has
 //	prompt.go     what the model continues; chats by the agent's own code
 //	request.go    one API request as vLLM understands and refuses it: chat, completions
@@ -15,6 +18,9 @@
 //	answer.go     the bytes of an answer: SSE events, bodies, error bodies
 //	fault.go      misbehaviour a test can ask for, and raw bodies
 //	exchange.go   one request's way through the server, top to bottom
+//	process.go    what a restart makes anew: ranks, their engines and publishers
+//	publisher.go  KV cache events: batches, replay, snapshots
+//	socket.go     the ZeroMQ sockets for them
 //	server.go     Server: routes, Start, Close, counters
 //	config.go     Config: flags, named as vLLM's where one exists
 //	metrics.go    the /metrics page

@@ -1,6 +1,7 @@
 package simulator
 
 import (
+	"container/heap"
 	"slices"
 	"time"
 )
@@ -26,30 +27,72 @@ func (l Latency) Prefill(uncached, cached int) time.Duration {
 // caller owns the memory, fills the first fields and passes it to
 // Engine.Arrive; it must stay in place until Engine.Depart.
 type Sequence struct {
-	// Uncached and Cached are the tokens of the prompt, Output is how many
-	// tokens are generated: at least 1.
+	// Prompt are the tokens of the prompt, and Said those that are generated,
+	// but for the last one: at least Output-1. An engine with a cache needs
+	// them.
+	Prompt, Said []uint32
+	// Adapter and Salt keep its blocks apart from those of the same tokens.
+	// NoRead: it takes nothing from the cache.
+	Adapter, Salt string
+	NoRead        bool
+	// Uncached and Cached are the tokens of the prompt, which the caller fills
+	// in for an engine without a cache; another does so at the start. Output
+	// is how many tokens are generated: at least 1.
 	Uncached, Cached, Output int
 	// Slow multiplies the engine's times for this sequence; 0 is 1.
 	Slow float64
 
-	// The plan, set by Engine. Start is when the prefill begins and the
-	// sequence takes one of the engine's slots, First when its first token is
-	// ready, End when its last one is and the slot is free again. Until Start
-	// has come Depart of another sequence may move all three earlier, never
-	// later.
+	// The times, set by Engine. Start is when the prefill began and the
+	// sequence took one of the engine's slots, First when its first token is
+	// ready; they stand once it has started. End is when its last one is, and
+	// the slot is free again; it moves when the sequence is preempted.
 	Start, First, End time.Duration
 
+	state    sequenceState
 	perToken time.Duration
 	serial   uint64
+	// Token from is ready at the time at, the later ones in its pace. Before
+	// that the prompt and all tokens before it are computed.
+	from int
+	at   time.Duration
+	// next is the token at which the engine looks at it again, due when that
+	// is ready, place its index in the engine's heap.
+	next  int
+	due   time.Duration
+	place int
 
-	// wake belongs to the caller of Depart and is not touched by Engine.
+	// What belongs to the cache: the names of its full blocks, its blocks or
+	// its place in the tree, how many blocks others can find, and how many
+	// more it has.
+	names  []blockName
+	blocks []int32
+	node   *radixNode
+	shared int
+	own    int
+
+	// wake belongs to the caller of Engine and is not touched by it.
 	wake chan struct{}
 }
 
-// Token returns when output token k, counted from 0, is ready.
-func (s *Sequence) Token(k int) time.Duration {
-	return s.First + time.Duration(k)*s.perToken
+type sequenceState uint8
+
+const (
+	waiting sequenceState = iota
+	running
+	ended
+)
+
+// Ready returns when output token k, counted from 0, is ready, and false while
+// that is not known: the sequence waits for its turn.
+func (s *Sequence) Ready(k int) (time.Duration, bool) {
+	if k < s.from {
+		return 0, true
+	}
+	return s.at + time.Duration(k-s.from)*s.perToken, s.state != waiting
 }
+
+// Ended reports whether all of it has been generated.
+func (s *Sequence) Ended() bool { return s.state == ended }
 
 // slowed returns how long takes what an engine at its own pace does in d.
 func (s *Sequence) slowed(d time.Duration) time.Duration {
@@ -59,110 +102,308 @@ func (s *Sequence) slowed(d time.Duration) time.Duration {
 	return time.Duration(float64(d) * s.Slow)
 }
 
-// Engine plans what a continuously batching engine does: prompts are prefilled
+// prompt is how many tokens the prompt has.
+func (s *Sequence) prompt() int {
+	if s.Prompt != nil {
+		return len(s.Prompt)
+	}
+	return s.Uncached + s.Cached
+}
+
+// tokenAt returns token i, the prompt's first.
+func (s *Sequence) tokenAt(i int) uint32 {
+	if i < len(s.Prompt) {
+		return s.Prompt[i]
+	}
+	return s.Said[i-len(s.Prompt)]
+}
+
+// appendTokens appends the tokens from one to before another.
+func (s *Sequence) appendTokens(dst []uint32, from, to int) []uint32 {
+	for i := from; i < to; i++ {
+		dst = append(dst, s.tokenAt(i))
+	}
+	return dst
+}
+
+// made is how many tokens have been generated at time t.
+func (s *Sequence) made(t time.Duration) int {
+	switch {
+	case s.state == waiting || t < s.at:
+		return s.from
+	case s.perToken == 0:
+		return s.next
+	}
+	return min(s.from+1+int((t-s.at)/s.perToken), s.Output)
+}
+
+// Engine is what a continuously batching engine does: prompts are prefilled
 // one after the other in the order of their arrival, then decode side by side
-// at a fixed pace, and at most MaxSequences are between the start of their
-// prefill and their last token.
+// at a fixed pace, and at most so many are between the start of their prefill
+// and their last token. One for which the cache has no room waits, and those
+// behind it do; one that runs and needs more than there is makes the engine
+// preempt the last that started, which begins anew later.
 //
 // It does no I/O, reads no clock and is not safe for concurrent use. Times
 // count from any fixed instant and must not decrease from call to call.
 type Engine struct {
 	latency      Latency
 	maxSequences int
+	// cache is nil for an engine that has room for all and reuses nothing.
+	cache cache
+	// batches: all that wait are looked up before the first of them is
+	// prefilled, as SGLang does it.
+	batches bool
 
 	serial uint64
-	// live are the sequences that have not departed, in the order of arrival,
-	// which is also that of Start and of First.
-	live []*Sequence
-	// busyUntil are, in ascending order, the latest ends of planned
-	// sequences, at most maxSequences of them: when it is full, the next
-	// sequence must wait for the first.
-	busyUntil []time.Duration
-	// prefillFree is when the last planned prefill is over.
-	prefillFree time.Duration
+	now    time.Duration
+	// waiting are in the order of their turns, running in that of their
+	// start. steps are those running, the one to be looked at next first.
+	waiting, running []*Sequence
+	steps            steps
+	// prefillFree is when the last prefill is over; none starts before hold.
+	prefillFree, hold time.Duration
+	// stuck: there was no room for the first that waits, and nothing has
+	// changed since.
+	stuck bool
+	// changed are those that have started, been preempted or ended.
+	changed []*Sequence
+
+	queried, hit, preempted int
 }
 
-// NewEngine returns an idle engine. maxSequences must be at least 1.
+// NewEngine returns an idle engine without a cache. maxSequences must be at
+// least 1.
 func NewEngine(l Latency, maxSequences int) *Engine {
 	return &Engine{latency: l, maxSequences: maxSequences}
 }
 
-// Arrive takes s in at time t and plans it.
+// Fits reports whether the engine ever has room for a sequence with so many
+// tokens, generated ones included.
+func (e *Engine) Fits(tokens int) bool {
+	if e.cache == nil {
+		return true
+	}
+	_, most := e.cache.size()
+	return tokens <= most
+}
+
+// Arrive takes s in at time t. There must be room for it in an engine with
+// nothing else to do.
 func (e *Engine) Arrive(s *Sequence, t time.Duration) {
+	e.Advance(t)
 	e.serial++
-	s.serial, s.perToken = e.serial, s.slowed(e.latency.PerToken)
-	e.live = append(e.live, s)
-	e.plan(s, t)
+	s.serial, s.perToken, s.state = e.serial, s.slowed(e.latency.PerToken), waiting
+	e.waiting = append(e.waiting, s)
+	e.Advance(t)
 }
 
 // Depart takes s out at time t, whether its answer is complete or its client
-// has left, and appends to moved the sequences that have an earlier plan now.
-func (e *Engine) Depart(s *Sequence, t time.Duration, moved []*Sequence) []*Sequence {
-	i, found := slices.BinarySearchFunc(e.live, s, func(a, b *Sequence) int {
-		return int(a.serial) - int(b.serial)
-	})
-	if !found {
-		panic("BUG: a sequence departed that is not in the engine")
-	}
-	e.live = slices.Delete(e.live, i, i+1)
-	if s.End <= t {
-		return moved
-	}
-
-	waiting := e.waiting(t)
-	// Whoever started last has the prefill until its First; if that was s, it
-	// gives up its turn now.
-	e.prefillFree = t
-	if waiting > 0 {
-		e.prefillFree = max(t, e.live[waiting-1].First)
-	}
-	if waiting == len(e.live) && s.Start <= t {
-		if k, ok := slices.BinarySearch(e.busyUntil, s.End); ok {
-			e.busyUntil = slices.Delete(e.busyUntil, k, k+1)
+// has left.
+func (e *Engine) Depart(s *Sequence, t time.Duration) {
+	e.Advance(t)
+	switch s.state {
+	case waiting:
+		if i := slices.Index(e.waiting, s); i >= 0 {
+			e.waiting = slices.Delete(e.waiting, i, i+1)
+			if i == 0 {
+				e.stuck = false
+			}
 		}
-		return moved
+	case running:
+		e.stop(s, false)
 	}
-	e.busyUntil = e.busyUntil[:0]
-	for _, l := range e.live[:waiting] {
-		if l.End > t {
-			e.busyUntil = append(e.busyUntil, l.End)
-		}
-	}
-	slices.Sort(e.busyUntil)
-	for _, l := range e.live[waiting:] {
-		before := l.Start
-		e.plan(l, t)
-		if l.Start != before {
-			moved = append(moved, l)
-		}
-	}
-	return moved
+	s.state = ended
+	e.Advance(t)
 }
 
-// plan sets the times of s, the last of those planned so far.
-func (e *Engine) plan(s *Sequence, t time.Duration) {
-	s.Start = max(t, e.prefillFree)
-	if len(e.busyUntil) == e.maxSequences {
-		s.Start = max(s.Start, e.busyUntil[0])
-		e.busyUntil = slices.Delete(e.busyUntil, 0, 1)
+// Next returns when the engine has something to do again, and false when it
+// has nothing to do before another call.
+func (e *Engine) Next() (time.Duration, bool) {
+	next, ok := e.nextAdmission()
+	if len(e.steps) > 0 && (!ok || e.steps[0].due <= next) {
+		return e.steps[0].due, true
 	}
-	s.First = s.Start + s.slowed(e.latency.Prefill(s.Uncached, s.Cached))
-	s.End = s.Token(s.Output - 1)
-	e.prefillFree = s.First
-	k, _ := slices.BinarySearch(e.busyUntil, s.End)
-	e.busyUntil = slices.Insert(e.busyUntil, k, s.End)
+	return next, ok
 }
 
-// waiting returns the index of the first live sequence that has not started
-// at time t.
-func (e *Engine) waiting(t time.Duration) int {
-	i, _ := slices.BinarySearchFunc(e.live, t, func(s *Sequence, t time.Duration) int {
-		if s.Start <= t {
-			return -1
+func (e *Engine) nextAdmission() (time.Duration, bool) {
+	if len(e.waiting) == 0 || e.stuck || len(e.running) == e.maxSequences {
+		return 0, false
+	}
+	return max(e.prefillFree, e.hold, e.now), true
+}
+
+// Advance does what is to be done up to time t.
+func (e *Engine) Advance(t time.Duration) {
+	for {
+		next, ok := e.Next()
+		if !ok || next > t {
+			break
 		}
-		return 1
-	})
-	return i
+		e.now = max(e.now, next)
+		// What ends now makes room for what starts now.
+		if len(e.steps) > 0 && e.steps[0].due <= next {
+			e.step(e.steps[0])
+		} else {
+			e.admit()
+		}
+	}
+	e.now = max(e.now, t)
+}
+
+// Changed appends the sequences that have started, been preempted or ended
+// since it was last called.
+func (e *Engine) Changed(dst []*Sequence) []*Sequence {
+	dst = append(dst, e.changed...)
+	clear(e.changed)
+	e.changed = e.changed[:0]
+	return dst
+}
+
+// admit starts the first sequence that waits, or all for which there is room
+// if the engine batches.
+func (e *Engine) admit() {
+	batch := len(e.running)
+	end := e.now
+	for len(e.waiting) > 0 && len(e.running) < e.maxSequences {
+		s := e.waiting[0]
+		uncached, cached := s.Uncached, s.Cached
+		if e.cache != nil {
+			tokens := s.prompt() + s.from
+			var ok bool
+			if cached, ok = e.cache.admit(s, tokens); !ok {
+				e.stuck = true
+				break
+			}
+			uncached = tokens - cached
+			if s.from == 0 {
+				s.Uncached, s.Cached = uncached, cached
+			}
+		}
+		if s.from == 0 {
+			s.Start = e.now
+			if !s.NoRead {
+				e.queried, e.hit = e.queried+s.prompt(), e.hit+s.Cached
+			}
+		}
+		e.waiting = slices.Delete(e.waiting, 0, 1)
+		e.running = append(e.running, s)
+		end += s.slowed(e.latency.Prefill(uncached, cached))
+		s.at, s.state, s.next = end, running, s.from
+		e.changed = append(e.changed, s)
+		if !e.batches {
+			break
+		}
+	}
+	for _, s := range e.running[batch:] {
+		s.at = end
+		if s.from == 0 {
+			s.First = end
+		}
+		s.End, _ = s.Ready(s.Output - 1)
+		e.schedule(s)
+	}
+	e.prefillFree = end
+}
+
+// schedule decides when to look at s again: at token next or at the first
+// after it with which something changes.
+func (e *Engine) schedule(s *Sequence) {
+	last := s.Output - 1
+	if e.cache == nil {
+		s.next = last
+	}
+	// Token next is computed when it is ready. Something changes if a block
+	// begins with it, or is full with it.
+	if s.next > s.from && s.next < last {
+		block, _ := e.cache.size()
+		for at := s.prompt(); s.next < last && (at+s.next)%block != 0 && (at+s.next+1)%block != 0; {
+			s.next++
+		}
+	}
+	s.due, _ = s.Ready(s.next)
+	heap.Push(&e.steps, s)
+}
+
+// step does what comes with token next of s: it is ready, and unless it is the
+// last one, it is computed for the one after it.
+func (e *Engine) step(s *Sequence) {
+	tokens := s.prompt() + s.next
+	if e.cache != nil && s.next == s.from {
+		e.cache.prefilled(s, tokens)
+		e.stuck = false
+	}
+	if s.next == s.Output-1 {
+		e.stop(s, true)
+		return
+	}
+	for e.cache != nil && !e.cache.grow(s, tokens+1) {
+		victim := e.victim()
+		e.preempt(victim)
+		if victim == s {
+			return
+		}
+	}
+	e.stuck = false
+	heap.Pop(&e.steps)
+	s.next++
+	e.schedule(s)
+}
+
+// victim returns the running sequence that gives up its room: vLLM's last,
+// SGLang's with the fewest tokens generated, and of these the longest prompt.
+func (e *Engine) victim() *Sequence {
+	victim := e.running[len(e.running)-1]
+	if !e.batches {
+		return victim
+	}
+	for _, s := range e.running {
+		a, b := s.made(e.now), victim.made(e.now)
+		if a < b || a == b && s.prompt() > victim.prompt() {
+			victim = s
+		}
+	}
+	return victim
+}
+
+// preempt sends a running sequence back to the queue's beginning.
+func (e *Engine) preempt(s *Sequence) {
+	e.preempted++
+	made := min(s.made(e.now), s.Output-1)
+	e.leave(s)
+	e.cache.release(s, s.prompt()+made, true)
+	s.from, s.state = made, waiting
+	e.waiting = slices.Insert(e.waiting, 0, s)
+	// Nobody starts in the step that preempts.
+	e.hold, e.stuck = e.now+e.latency.PerToken, false
+	e.changed = append(e.changed, s)
+}
+
+// stop ends a running sequence. whole: all of it has been generated.
+func (e *Engine) stop(s *Sequence, whole bool) {
+	made := s.made(e.now)
+	if whole {
+		made = s.Output
+	}
+	prefilled := e.now >= s.at
+	e.leave(s)
+	if e.cache != nil {
+		// The last token is known but has not been computed.
+		e.cache.release(s, s.prompt()+max(0, made-1), !prefilled)
+	}
+	s.state = ended
+	e.stuck = false
+	e.changed = append(e.changed, s)
+}
+
+// leave takes s from those that run, and hands the prefill over if s has it.
+func (e *Engine) leave(s *Sequence) {
+	e.running = slices.DeleteFunc(e.running, func(other *Sequence) bool { return other == s })
+	heap.Remove(&e.steps, s.place)
+	if s.at > e.now && !slices.ContainsFunc(e.running, func(other *Sequence) bool { return other.at > e.now }) {
+		e.prefillFree = e.now
+	}
 }
 
 // Load is what an engine reports of itself at one instant.
@@ -176,20 +417,46 @@ type Load struct {
 
 // Load returns the load at time t.
 func (e *Engine) Load(t time.Duration) Load {
-	started := e.waiting(t)
-	l := Load{Waiting: len(e.live) - started}
-	for _, s := range e.live[:started] {
-		if s.End <= t {
-			continue
-		}
-		l.Running++
-		l.Tokens += s.Uncached + s.Cached
-		if t >= s.First {
-			l.Tokens++
-			if s.perToken > 0 {
-				l.Tokens += int((t - s.First) / s.perToken)
-			}
-		}
+	e.Advance(t)
+	l := Load{Running: len(e.running), Waiting: len(e.waiting)}
+	for _, s := range e.running {
+		l.Tokens += s.prompt() + s.made(t)
 	}
 	return l
+}
+
+// steps is a heap of running sequences: by the time they are due, and those
+// first that end with it, for they make room.
+type steps []*Sequence
+
+func (h steps) Len() int { return len(h) }
+
+func (h steps) Less(i, j int) bool {
+	a, b := h[i], h[j]
+	if a.due != b.due {
+		return a.due < b.due
+	}
+	if last := a.next == a.Output-1; last != (b.next == b.Output-1) {
+		return last
+	}
+	return a.serial < b.serial
+}
+
+func (h steps) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].place, h[j].place = i, j
+}
+
+func (h *steps) Push(x any) {
+	s := x.(*Sequence)
+	s.place = len(*h)
+	*h = append(*h, s)
+}
+
+func (h *steps) Pop() any {
+	old := *h
+	s := old[len(old)-1]
+	old[len(old)-1] = nil
+	*h = old[:len(old)-1]
+	return s
 }

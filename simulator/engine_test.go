@@ -9,28 +9,70 @@ import (
 	"time"
 
 	"github.com/cockroachdb/datadriven"
+
+	"github.com/inferrail/inferrail/index/kvevent"
 )
 
-// TestEngine tells stories: who arrives and leaves when, and what is planned.
+// TestEngine tells stories: who arrives and leaves when, who starts, is
+// preempted and ends, and what the cache tells of itself.
 func TestEngine(t *testing.T) {
 	datadriven.Walk(t, "testdata/engine", func(t *testing.T, path string) {
 		var e *Engine
 		sequences := map[string]*Sequence{}
-		nameOf := func(s *Sequence) string {
-			for name, other := range sequences {
+		names := map[blockName]string{}
+		show := func(s *Sequence) string {
+			name := "?"
+			for n, other := range sequences {
 				if other == s {
-					return name
+					name = n
 				}
 			}
-			return "?"
+			cached := ""
+			if e.cache != nil {
+				cached = fmt.Sprintf("%d cached, ", s.Cached)
+			}
+			switch {
+			case s.state == running && s.from > 0:
+				return fmt.Sprintf("%s: %stoken %d at %v, end %v\n", name, cached, s.from, s.at, s.End)
+			case s.state == running:
+				return fmt.Sprintf("%s: %sstart %v, first %v, end %v\n", name, cached, s.Start, s.First, s.End)
+			case s.state == ended:
+				return name + ": ended\n"
+			}
+			return fmt.Sprintf("%s: waits, %d made\n", name, s.from)
 		}
-		show := func(s *Sequence) string {
-			return fmt.Sprintf("%s: start %v, first %v, end %v\n", nameOf(s), s.Start, s.First, s.End)
+		told := func() string {
+			var b strings.Builder
+			if e.cache == nil {
+				return ""
+			}
+			for _, c := range e.cache.take() {
+				b.WriteString("  " + describe(&c, names) + "\n")
+			}
+			return b.String()
+		}
+		// run lets time pass, instant by instant.
+		run := func(until time.Duration) string {
+			var b strings.Builder
+			for {
+				next, ok := e.Next()
+				if !ok || next > until {
+					return b.String()
+				}
+				e.Advance(next)
+				out := ""
+				for _, s := range e.Changed(nil) {
+					out += show(s)
+				}
+				if out += told(); out != "" {
+					fmt.Fprintf(&b, "%v\n%s", next, out)
+				}
+			}
 		}
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
-			at := func() time.Duration {
+			duration := func(name string) time.Duration {
 				var text string
-				d.ScanArgs(t, "t", &text)
+				d.ScanArgs(t, name, &text)
 				v, err := time.ParseDuration(text)
 				if err != nil {
 					d.Fatalf(t, "%v", err)
@@ -39,55 +81,142 @@ func TestEngine(t *testing.T) {
 			}
 			switch d.Cmd {
 			case "engine":
-				var a, b, c, slots int
-				var perToken string
+				var a, b, c, slots, blocks, host int
+				kind, size := "", 4
 				d.ScanArgs(t, "a", &a)
 				d.ScanArgs(t, "b", &b)
 				d.ScanArgs(t, "d", &c)
-				d.ScanArgs(t, "per-token", &perToken)
 				d.ScanArgs(t, "slots", &slots)
-				pace, err := time.ParseDuration(perToken)
-				if err != nil {
-					d.Fatalf(t, "%v", err)
+				d.MaybeScanArgs(t, "cache", &kind)
+				d.MaybeScanArgs(t, "blocks", &blocks)
+				d.MaybeScanArgs(t, "size", &size)
+				d.MaybeScanArgs(t, "host", &host)
+				e = NewEngine(Latency{A: float64(a), B: float64(b), D: float64(c), PerToken: duration("per-token")}, slots)
+				switch kind {
+				case "vllm":
+					e.cache = newBlockPool(naming{block: size}, blocks, true, true)
+				case "sglang":
+					e.cache, e.batches = newRadixCache(naming{block: size, sglang: true}, blocks, host, true, true), true
 				}
-				e = NewEngine(Latency{A: float64(a), B: float64(b), D: float64(c), PerToken: pace}, slots)
 				clear(sequences)
-				return ""
+				clear(names)
+				return told()
 			case "arrive":
 				s := &Sequence{}
-				var name string
+				var name, prompt, said string
 				d.ScanArgs(t, "name", &name)
-				d.ScanArgs(t, "uncached", &s.Uncached)
+				d.MaybeScanArgs(t, "uncached", &s.Uncached)
 				d.MaybeScanArgs(t, "cached", &s.Cached)
-				d.ScanArgs(t, "output", &s.Output)
+				d.MaybeScanArgs(t, "prompt", &prompt)
+				d.MaybeScanArgs(t, "said", &said)
+				d.MaybeScanArgs(t, "salt", &s.Salt)
+				d.MaybeScanArgs(t, "adapter", &s.Adapter)
+				if prompt != "" {
+					s.Prompt, s.Said, s.Output = letters(prompt), letters(said), len(said)+1
+				} else {
+					d.ScanArgs(t, "output", &s.Output)
+				}
 				if d.HasArg("slow") {
 					var slow int
 					d.ScanArgs(t, "slow", &slow)
 					s.Slow = float64(slow)
 				}
 				sequences[name] = s
-				e.Arrive(s, at())
-				return show(s)
+				at := duration("t")
+				out := run(at)
+				e.Arrive(s, at)
+				changed := e.Changed(nil)
+				if !slices.Contains(changed, s) {
+					changed = append(changed, s)
+				}
+				for _, c := range changed {
+					out += show(c)
+				}
+				return out + told()
 			case "depart":
 				var name string
 				d.ScanArgs(t, "name", &name)
-				moved := e.Depart(sequences[name], at(), nil)
-				var b strings.Builder
-				for _, s := range moved {
-					b.WriteString("moved " + show(s))
+				at := duration("t")
+				out := run(at)
+				e.Depart(sequences[name], at)
+				for _, s := range e.Changed(nil) {
+					out += show(s)
 				}
-				if len(moved) == 0 {
-					return "nobody moved\n"
+				if out += told(); out == "" {
+					return "nothing\n"
 				}
-				return b.String()
+				return out
+			case "advance":
+				if out := run(duration("t")); out != "" {
+					return out
+				}
+				return "nothing\n"
 			case "load":
-				l := e.Load(at())
-				return fmt.Sprintf("running %d, waiting %d, tokens %d\n", l.Running, l.Waiting, l.Tokens)
+				at := duration("t")
+				out := run(at)
+				l := e.Load(at)
+				out += fmt.Sprintf("running %d, waiting %d, tokens %d\n", l.Running, l.Waiting, l.Tokens)
+				if e.cache != nil {
+					used, of := e.cache.usage()
+					out += fmt.Sprintf("%d of %d blocks used\n", used, of)
+				}
+				return out
+			case "reset":
+				return fmt.Sprintf("%v\n", e.cache.reset()) + told()
 			}
 			d.Fatalf(t, "unknown command %q", d.Cmd)
 			return ""
 		})
 	})
+}
+
+// letters makes tokens of text.
+func letters(text string) []uint32 {
+	var ids []uint32
+	for _, c := range text {
+		ids = append(ids, uint32(c))
+	}
+	return ids
+}
+
+// describe writes a change with short names for blocks, made up as they come.
+func describe(c *change, names map[blockName]string) string {
+	short := func(n blockName) string {
+		if names[n] == "" {
+			names[n] = fmt.Sprintf("b%d", len(names))
+		}
+		return names[n]
+	}
+	var list []string
+	for _, n := range c.names {
+		list = append(list, short(n))
+	}
+	out := strings.Join(list, ",")
+	switch c.kind {
+	case kvevent.Stored:
+		text := ""
+		for _, id := range c.tokens {
+			text += string(rune(id))
+		}
+		out = "stored " + out + " " + text
+		if c.hasParent {
+			out += " after " + short(c.parent)
+		}
+		if c.adapter != "" {
+			out += " adapter " + c.adapter
+		}
+		if c.salt != "" {
+			out += " salt " + c.salt
+		}
+	case kvevent.Removed:
+		out = "removed " + out
+	case kvevent.Cleared:
+		return "cleared"
+	}
+	if c.medium != mediumGPU {
+		out += " on " + c.medium
+	}
+	return out
 }
 
 // TestEngineAgainstModel compares the planned times of random histories with a
@@ -107,17 +236,8 @@ func TestEngineAgainstModel(t *testing.T) {
 				k := r.IntN(len(live))
 				s := live[k]
 				live = slices.Delete(live, k, k+1)
-				before := map[*Sequence]time.Duration{}
-				for _, l := range live {
-					before[l] = l.Start
-				}
-				moved := e.Depart(s, now, nil)
+				e.Depart(s, now)
 				model.depart(s, now)
-				for _, l := range live {
-					if (l.Start != before[l]) != slices.Contains(moved, l) || l.Start > before[l] {
-						t.Fatalf("seed %d step %d: moved from %v to %v, reported %v", seed, step, before[l], l.Start, moved)
-					}
-				}
 			} else {
 				s := &Sequence{Uncached: r.IntN(20), Output: 1 + r.IntN(20)}
 				live = append(live, s)
@@ -125,22 +245,29 @@ func TestEngineAgainstModel(t *testing.T) {
 				model.arrive(s, now)
 			}
 			starts := model.run(now)
-			running, waiting := 0, 0
+			busy, queued := 0, 0
 			for _, s := range live {
-				if s.Start != starts[s] {
-					t.Fatalf("seed %d step %d at %v: start %v, model %v", seed, step, now, s.Start, starts[s])
+				if started := starts[s] <= now; started != (s.state != waiting) || started && s.Start != starts[s] {
+					t.Fatalf("seed %d step %d at %v: start %v, state %v, model %v", seed, step, now, s.Start, s.state, starts[s])
 				}
-				if s.First != s.Start+latency.Prefill(s.Uncached, s.Cached) || s.End != s.Token(s.Output-1) {
-					t.Fatalf("seed %d step %d: first %v, end %v do not follow from start %v", seed, step, s.First, s.End, s.Start)
-				}
-				if s.Start > now {
-					waiting++
-				} else if s.End > now {
-					running++
+				switch {
+				case s.state == waiting:
+					queued++
+				case s.First != s.Start+latency.Prefill(s.Uncached, s.Cached):
+					t.Fatalf("seed %d step %d: first %v does not follow from start %v", seed, step, s.First, s.Start)
+				case s.End > now:
+					busy++
 				}
 			}
-			if l := e.Load(now); l.Running != running || l.Waiting != waiting || running > slots {
-				t.Fatalf("seed %d step %d: load %+v, want %d running of %d, %d waiting", seed, step, l, running, slots, waiting)
+			if l := e.Load(now); l.Running != busy || l.Waiting != queued || busy > slots {
+				t.Fatalf("seed %d step %d: load %+v, want %d running of %d, %d waiting", seed, step, l, busy, slots, queued)
+			}
+		}
+		starts := model.run(now)
+		e.Advance(now + time.Hour)
+		for _, s := range live {
+			if s.Start != starts[s] || !s.Ended() {
+				t.Fatalf("seed %d: at the end start %v, state %v, model %v", seed, s.Start, s.state, starts[s])
 			}
 		}
 	}
@@ -158,8 +285,6 @@ type naiveSequence struct {
 	arrived, departs time.Duration
 	start            time.Duration // -1 while waiting
 }
-
-const never = time.Duration(1 << 62)
 
 func (m *naiveEngine) arrive(s *Sequence, t time.Duration) {
 	m.history = append(m.history, &naiveSequence{s: s, arrived: t, departs: never})

@@ -15,9 +15,12 @@ import (
 // that serves the connection; the engine holds its sequences from arrive to
 // depart.
 type exchange struct {
-	s    *Server
-	w    http.ResponseWriter
-	http *http.ResponseController
+	s *Server
+	// process and rank are those that the sequences are in.
+	process *process
+	rank    *rank
+	w       http.ResponseWriter
+	http    *http.ResponseController
 	// ctx ends when the client leaves or the server closes.
 	ctx     context.Context
 	conn    *conn
@@ -119,7 +122,10 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, req *request) {
 		x.conn.split = s.nextSplit()
 	}
 	x.answer = newAnswer(&s.cfg, req, requestID(r), s.created())
-	x.arrive()
+	if err := x.arrive(r.Header); err != nil {
+		writeFailure(w, x.shape, err)
+		return
+	}
 	defer func() { x.depart(complete) }()
 	if !x.pause(time.Duration(req.faults.HeadDelayUS) * time.Microsecond) {
 		return
@@ -131,41 +137,51 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, req *request) {
 	}
 }
 
-// arrive enters the sequences into the engine.
-func (x *exchange) arrive() {
+// arrive enters the sequences into an engine.
+func (x *exchange) arrive(h http.Header) error {
+	block := naming{block: x.s.cfg.BlockSize, sglang: x.s.cfg.sglang()}
+	for i := range x.choices {
+		block.extend(&x.choices[i].seq, len(x.choices[i].seq.Prompt))
+	}
 	x.s.mu.Lock()
 	defer x.s.mu.Unlock()
 	now := x.s.now()
+	x.process = x.s.process
+	var err error
+	if x.rank, err = x.process.pickLocked(h, now); err != nil {
+		return err
+	}
+	for i := range x.choices {
+		seq := &x.choices[i].seq
+		if !x.rank.engine.Fits(seq.prompt() + seq.Output) {
+			return badParameter("input_tokens", "The prompt of %d tokens and the %d that follow have no room in the KV cache.", seq.prompt(), seq.Output)
+		}
+	}
 	for i := range x.choices {
 		seq := &x.choices[i].seq
 		seq.wake = x.wake
-		x.s.engine.Arrive(seq, now)
+		x.rank.engine.Arrive(seq, now)
 	}
-	x.s.metrics.arrived(x.answer)
+	x.process.settle(x.rank, now)
+	x.process.metrics.arrived(x.answer, x.rank)
+	return nil
 }
 
-// depart takes the sequences out of the engine and wakes the exchanges whose
-// turn comes earlier now.
+// depart takes the sequences out of the engine.
 func (x *exchange) depart(complete bool) {
 	x.s.mu.Lock()
 	defer x.s.mu.Unlock()
 	now := x.s.now()
 	for i := range x.choices {
-		x.s.moved = x.s.engine.Depart(&x.choices[i].seq, now, x.s.moved[:0])
-		for _, m := range x.s.moved {
-			select {
-			case m.wake <- struct{}{}:
-			default:
-			}
-		}
+		x.rank.engine.Depart(&x.choices[i].seq, now)
 	}
-	clear(x.s.moved)
+	x.process.settle(x.rank, now)
 	for i := range x.choices {
 		reason := x.reason
 		if complete {
 			reason = x.choices[i].reason()
 		}
-		x.s.metrics.success.WithLabelValues(reason).Inc()
+		x.process.metrics.ended(x.rank, reason)
 	}
 }
 
@@ -203,7 +219,7 @@ func (x *exchange) stream() bool {
 		if !x.sendEvents(x.appendToken(x.buf[:0], i)) {
 			return false
 		}
-		x.s.metrics.token(x, &x.choices[i], x.s.now())
+		x.process.metrics.token(x, &x.choices[i], x.s.now())
 	}
 	return x.sendEvents(x.appendClosing(x.buf[:0]))
 }
@@ -235,7 +251,7 @@ func (x *exchange) send(part []byte) bool {
 func (x *exchange) nextToken() int {
 	for {
 		i, due := x.earliest()
-		ready, ok := x.until(due)
+		ready, ok := x.until(i >= 0, due)
 		if !ok {
 			return -1
 		}
@@ -245,7 +261,8 @@ func (x *exchange) nextToken() int {
 	}
 }
 
-// earliest returns the choice whose next token is due first, and when.
+// earliest returns the choice whose next token is due first, and when, or -1
+// while that is not known of any.
 func (x *exchange) earliest() (int, time.Duration) {
 	best, due := -1, time.Duration(0)
 	for i := range x.choices {
@@ -253,13 +270,17 @@ func (x *exchange) earliest() (int, time.Duration) {
 		if c.sent == c.seq.Output {
 			continue
 		}
-		if c.sent == 0 {
-			// It may still be moved earlier.
-			x.s.mu.Lock()
-			c.first = c.seq.First
-			x.s.mu.Unlock()
+		if !c.planned {
+			x.look(c)
 		}
-		t := c.first + time.Duration(c.sent)*c.seq.perToken
+		t := time.Duration(0)
+		switch {
+		case c.sent < c.from:
+		case c.planned:
+			t = c.at + time.Duration(c.sent-c.from)*c.seq.perToken
+		default:
+			continue
+		}
 		if best < 0 || t < due || t == due && c.sent < x.choices[best].sent {
 			best, due = i, t
 		}
@@ -267,21 +288,34 @@ func (x *exchange) earliest() (int, time.Duration) {
 	return best, due
 }
 
-// until waits for the time due. It reports ready when that has come, not ready
-// when a plan has changed before, and not ok when the client has left.
-func (x *exchange) until(due time.Duration) (ready, ok bool) {
+// look reads the plan of a choice. While it waits for its turn there is none.
+func (x *exchange) look(c *choice) {
+	x.s.mu.Lock()
+	defer x.s.mu.Unlock()
+	c.from, c.at, c.cached, c.planned = c.seq.from, c.seq.at, c.seq.Cached, c.seq.state != waiting
+}
+
+// until waits for the time due, if that is known. It reports ready when that
+// has come, not ready when a plan has changed before, and not ok when the
+// client has left.
+func (x *exchange) until(known bool, due time.Duration) (ready, ok bool) {
 	if x.ctx.Err() != nil {
 		return false, false
 	}
-	d := due - x.s.now()
-	if d <= 0 || x.s.cfg.ZeroLatency {
+	if d := due - x.s.now(); known && (d <= 0 || x.s.cfg.ZeroLatency) {
 		return true, true
+	} else if known {
+		x.timer.Reset(d)
+	} else {
+		x.timer.Stop()
 	}
-	x.timer.Reset(d)
 	select {
 	case <-x.timer.C:
 		return true, true
 	case <-x.wake:
+		for i := range x.choices {
+			x.choices[i].planned = false
+		}
 		return false, true
 	case <-x.ctx.Done():
 		return false, false
@@ -304,7 +338,8 @@ func (x *exchange) pause(d time.Duration) bool {
 // whether it was sent.
 func (x *exchange) body() bool {
 	for {
-		ready, ok := x.until(x.end())
+		due, known := x.end()
+		ready, ok := x.until(known, due)
 		if !ok {
 			return false
 		}
@@ -318,7 +353,7 @@ func (x *exchange) body() bool {
 		writeFailure(x.w, x.shape, statusError(http.StatusInternalServerError))
 		return false
 	}
-	x.s.metrics.whole(x)
+	x.process.metrics.whole(x)
 	x.buf = x.appendPaddedBody(x.buf[:0])
 	x.w.Header().Set("Content-Type", "application/json")
 	if f.Break != "chunk" {
@@ -340,15 +375,18 @@ func (x *exchange) body() bool {
 	return true
 }
 
-// end returns when the last token of the last choice is ready.
-func (x *exchange) end() time.Duration {
-	x.s.mu.Lock()
-	defer x.s.mu.Unlock()
+// end returns when the last token of the last choice is ready, and false while
+// that is not known.
+func (x *exchange) end() (time.Duration, bool) {
 	end := time.Duration(0)
 	for i := range x.choices {
-		end = max(end, x.choices[i].seq.End)
+		c := &x.choices[i]
+		if x.look(c); !c.planned {
+			return 0, false
+		}
+		end = max(end, c.at+time.Duration(c.seq.Output-1-c.from)*c.seq.perToken)
 	}
-	return end
+	return end, true
 }
 
 // rawBody sends what Raw asks for and reports whether all was sent. The engine

@@ -71,6 +71,17 @@ type Faults struct {
 	// HealthHang never answers them.
 	HealthStatus int  `json:"health_status" yaml:"health_status" name:"health-status" help:"Answer /health, /ping and /metrics with this HTTP status, 400 to 599."`
 	HealthHang   bool `json:"health_hang" yaml:"health_hang" name:"health-hang" help:"Never answer /health, /ping and /metrics."`
+	// EventsDrop batches of KV cache events are numbered and kept for replay
+	// but not sent, from when the faults are set on; with EventsStop none is.
+	// EventsTwice sends each twice, EventsDelayUS waits before each.
+	EventsDrop    int   `json:"events_drop" yaml:"events_drop" name:"events-drop" help:"Batches of KV cache events not to send."`
+	EventsStop    bool  `json:"events_stop" yaml:"events_stop" name:"events-stop" help:"Send no KV cache events."`
+	EventsTwice   bool  `json:"events_twice" yaml:"events_twice" name:"events-twice" help:"Send KV cache events twice."`
+	EventsDelayUS int64 `json:"events_delay_us" yaml:"events_delay_us" name:"events-delay-us" help:"Microseconds to wait before each batch of KV cache events."`
+	// ReplayLost forgets the batches kept so far when the faults are set.
+	// ReplayGone closes the endpoint for replay.
+	ReplayLost bool `json:"replay_lost" yaml:"replay_lost" name:"replay-lost" help:"Forget the KV cache events that are kept for replay."`
+	ReplayGone bool `json:"replay_gone" yaml:"replay_gone" name:"replay-gone" help:"Answer no requests for replay."`
 	// RefuseMS is for how many milliseconds from now, or from the start, the
 	// server does not listen. Open connections stay.
 	RefuseMS int64 `json:"refuse_ms" yaml:"refuse_ms" name:"refuse-ms" help:"Milliseconds to refuse connections for."`
@@ -104,6 +115,10 @@ func (f *Faults) check() error {
 		return fmt.Errorf("tokenizer must be token or template, not %q", f.Tokenizer)
 	case badStatus(f.Status) || badStatus(f.HealthStatus):
 		return errors.New("status and health_status must be between 400 and 599")
+	case f.EventsDrop < 0:
+		return errors.New("events_drop must not be negative")
+	case f.EventsDelayUS < 0 || f.EventsDelayUS > int64(time.Minute/time.Microsecond):
+		return errors.New("events_delay_us must be between 0 and one minute")
 	case f.FailRequests < 0:
 		return errors.New("fail_requests must not be negative")
 	case f.RefuseMS < 0 || f.RefuseMS > int64(time.Hour/time.Millisecond):
@@ -118,17 +133,25 @@ func (f *Faults) check() error {
 
 // checkRequest checks the faults of one request.
 func (f *Faults) checkRequest() error {
-	if f.FailRequests != 0 || f.HealthStatus != 0 || f.HealthHang || f.RefuseMS != 0 {
-		return errors.New("fail_requests, health_status, health_hang and refuse_ms are of a whole server: send them to /sim/faults")
+	if f.FailRequests != 0 || f.HealthStatus != 0 || f.HealthHang || f.RefuseMS != 0 || f.EventsDrop != 0 || f.EventsStop ||
+		f.EventsTwice || f.EventsDelayUS != 0 || f.ReplayLost || f.ReplayGone {
+		return errors.New("fail_requests, health_status, health_hang, refuse_ms, events_… and replay_… are of a whole server: send them to /sim/faults")
 	}
 	return f.check()
 }
 
-// faultSet is a server's faults and how many requests they still hit. Its
-// methods may be called from any goroutine.
+// faultSet is a server's faults, how many requests they still hit and how many
+// batches of events of each rank they still drop. Its methods may be called
+// from any goroutine.
 type faultSet struct {
 	Faults
 	left atomic.Int64
+	drop []atomic.Int64
+}
+
+// dropped reports whether one more batch of a rank is not to be sent.
+func (f *faultSet) dropped(rank int) bool {
+	return f.EventsStop || f.EventsDrop > 0 && f.drop[rank].Add(-1) >= 0
 }
 
 // take returns the faults that hit one more request.
@@ -156,9 +179,19 @@ func (s *Server) SetFaults(f Faults) error {
 	if err := f.check(); err != nil {
 		return err
 	}
-	set := &faultSet{Faults: f}
+	set := &faultSet{Faults: f, drop: make([]atomic.Int64, s.cfg.DataParallelSize)}
 	set.left.Store(int64(f.FailRequests))
+	for i := range set.drop {
+		set.drop[i].Store(int64(f.EventsDrop))
+	}
 	s.faults.Store(set)
+	if p := s.current(); p != nil {
+		for _, r := range p.ranks {
+			if r.publisher != nil {
+				r.publisher.setFaults(set)
+			}
+		}
+	}
 	s.listener.refuse(time.Duration(f.RefuseMS) * time.Millisecond)
 	return nil
 }
@@ -389,6 +422,7 @@ func Expect(cfg Config, path string, body []byte) ([]string, error) {
 // server with this Config gives to body at path, byte for byte. Config.Created
 // must be set, the request must carry the header X-Request-Id with id, and
 // must either not be streamed, or have one choice or a server without latency.
+// What the answer tells of the cache is as of an empty one.
 func ExpectBody(cfg Config, path, id string, body []byte) ([]byte, error) {
 	r, err := expected(&cfg, path, body)
 	if err != nil {

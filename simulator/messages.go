@@ -66,7 +66,7 @@ func parseMessages(cfg *Config, body []byte) (*request, error) {
 	if *b.MaxTokens < 1 {
 		return nil, invalid("max_tokens", "max_tokens must be positive")
 	}
-	r := &request{api: messages, n: 1, usage: true, prompts: []prompt{p}, stream: b.Stream != nil && *b.Stream}
+	r := &request{api: messages, n: 1, usage: true, adapter: cfg.adapter(&b.Model), prompts: []prompt{p}, stream: b.Stream != nil && *b.Stream}
 	if err := b.xargs.apply(cfg, r); err != nil {
 		return nil, err
 	}
@@ -220,10 +220,22 @@ func (b *messagesBody) render() (string, bool, error) {
 	return text.String(), answered, nil
 }
 
-// messageUsage counts tokens.
+// messageUsage counts tokens. The input is without what was cached, or came
+// into the cache, where that is told.
 type messageUsage struct {
-	Input  int `json:"input_tokens"`
-	Output int `json:"output_tokens"`
+	Input   int  `json:"input_tokens"`
+	Output  int  `json:"output_tokens"`
+	Created *int `json:"cache_creation_input_tokens,omitzero"`
+	Cached  *int `json:"cache_read_input_tokens,omitzero"`
+}
+
+func (a *answer) messageUsage(c *choice) messageUsage {
+	u := messageUsage{Input: c.tokens, Output: c.seq.Output}
+	if a.details {
+		u.Cached, u.Created = new(c.cached), new(c.created())
+		u.Input -= *u.Cached + *u.Created
+	}
+	return u
 }
 
 // contentBlock is a part of an answer.
@@ -265,7 +277,7 @@ func (a *answer) appendMessage(dst []byte, pad int) []byte {
 		Model      string         `json:"model"`
 		StopReason string         `json:"stop_reason"`
 		Usage      messageUsage   `json:"usage"`
-	}{"chatcmpl-" + a.id, "message", "assistant", []contentBlock{b}, a.model, c.stopReason(), messageUsage{c.tokens, c.seq.Output}})
+	}{"chatcmpl-" + a.id, "message", "assistant", []contentBlock{b}, a.model, c.stopReason(), a.messageUsage(c)})
 }
 
 // messageDelta is what an event adds.
@@ -337,6 +349,6 @@ func (a *answer) appendMessageStop(dst []byte) []byte {
 	c := &a.choices[0]
 	dst = appendMessageEvent(dst, messageEvent{Type: "content_block_stop", Index: new(0)})
 	dst = appendMessageEvent(dst, messageEvent{Type: "message_delta", Delta: &messageDelta{messageStop: &messageStop{Reason: c.stopReason()}},
-		Usage: &messageUsage{c.tokens, c.seq.Output}})
+		Usage: new(a.messageUsage(c))})
 	return appendMessageEvent(dst, messageEvent{Type: "message_stop"})
 }

@@ -1,99 +1,204 @@
 package simulator
 
 import (
+	"maps"
 	"strconv"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metrics is what /metrics shows, under vLLM's names and in its buckets. Its
-// methods may be called from any goroutine.
+// metrics is what /metrics shows, under the engine's names and in vLLM's
+// buckets. Its methods may be called from any goroutine.
 type metrics struct {
-	registry                     *prometheus.Registry
-	prompt, generation           prometheus.Counter
-	prefixQueries, prefixHits    prometheus.Counter
-	success                      *prometheus.CounterVec
-	firstToken, betweenTokens    prometheus.Histogram
-	running, waiting, cacheUsage *prometheus.Desc
-
-	s *Server
+	registry *prometheus.Registry
+	ranks    []*rankMetrics
+	p        *process
 }
 
-func newMetrics(s *Server) *metrics {
-	labels := prometheus.Labels{"engine": "0", "model_name": s.cfg.ServedModelName[0]}
-	counter := func(name, help string) prometheus.Counter {
-		return prometheus.NewCounter(prometheus.CounterOpts{Name: "vllm:" + name, Help: help, ConstLabels: labels})
+// rankMetrics are the series of one rank.
+type rankMetrics struct {
+	prompt, generation        prometheus.Counter
+	success                   *prometheus.CounterVec // nil of SGLang
+	firstToken, betweenTokens prometheus.Histogram
+	// values are read from the engine when the page is asked for.
+	values []metricValue
+}
+
+type metricValue struct {
+	desc *prometheus.Desc
+	kind prometheus.ValueType
+	of   func(e *Engine, l Load) float64
+}
+
+func newMetrics(p *process) *metrics {
+	m := &metrics{registry: prometheus.NewRegistry(), p: p}
+	for _, r := range p.ranks {
+		var rm *rankMetrics
+		if p.s.cfg.sglang() {
+			rm = m.sglang(r)
+		} else {
+			rm = m.vllm(r)
+		}
+		m.ranks = append(m.ranks, rm)
+		m.registry.MustRegister(rm.prompt, rm.generation, rm.firstToken, rm.betweenTokens)
 	}
-	gauge := func(name, help string) *prometheus.Desc {
-		return prometheus.NewDesc("vllm:"+name, help, nil, labels)
-	}
-	m := &metrics{
-		s:             s,
-		registry:      prometheus.NewRegistry(),
-		prompt:        counter("prompt_tokens_total", "Number of prefill tokens processed."),
-		generation:    counter("generation_tokens_total", "Number of generation tokens processed."),
-		prefixQueries: counter("prefix_cache_queries_total", "Prefix cache queries, in number of queried tokens."),
-		prefixHits:    counter("prefix_cache_hits_total", "Prefix cache hits, in number of cached tokens."),
-		success: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "vllm:request_success_total",
-			Help: "Count of requests by the reason they ended.", ConstLabels: labels}, []string{"finished_reason"}),
-		firstToken: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "vllm:time_to_first_token_seconds",
-			Help: "Time to first token in seconds.", ConstLabels: labels, Buckets: []float64{.001, .005, .01, .02, .04, .06,
-				.08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560}}),
-		betweenTokens: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "vllm:inter_token_latency_seconds",
-			Help: "Time between output tokens in seconds.", ConstLabels: labels, Buckets: []float64{.01, .025, .05, .075, .1,
-				.15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80}}),
-		running:    gauge("num_requests_running", "Number of requests in the running batch."),
-		waiting:    gauge("num_requests_waiting", "Number of requests waiting to be processed."),
-		cacheUsage: gauge("kv_cache_usage_perc", "KV cache usage, 1 is full."),
-	}
-	for _, reason := range []string{"stop", "length", "abort", "error", "repetition"} {
-		m.success.WithLabelValues(reason)
-	}
-	info := prometheus.NewGauge(prometheus.GaugeOpts{Name: "vllm:cache_config_info", Help: "Information of the cache configuration.",
-		ConstLabels: prometheus.Labels{
-			"engine": "0", "block_size": strconv.Itoa(s.cfg.BlockSize), "num_gpu_blocks": strconv.Itoa(s.cfg.NumGPUBlocks),
-			"num_gpu_blocks_override": strconv.Itoa(s.cfg.NumGPUBlocks), "enable_prefix_caching": "False",
-			"prefix_caching_hash_algo": "sha256", "cache_dtype": "auto", "gpu_memory_utilization": "0.9",
-			"sliding_window": "None", "kv_cache_size_tokens": strconv.Itoa(s.cfg.BlockSize * s.cfg.NumGPUBlocks),
-		}})
-	info.Set(1)
-	m.registry.MustRegister(m.prompt, m.generation, m.prefixQueries, m.prefixHits, m.success, m.firstToken, m.betweenTokens, info, m)
+	m.registry.MustRegister(m)
 	return m
 }
 
-// Describe implements prometheus.Collector for the gauges.
-func (m *metrics) Describe(to chan<- *prometheus.Desc) {
-	to <- m.running
-	to <- m.waiting
-	to <- m.cacheUsage
+// used is the part of the cache that sequences have.
+func used(e *Engine, _ Load) float64 {
+	n, of := e.cache.usage()
+	return float64(n) / float64(of)
 }
 
-// Collect implements prometheus.Collector: all gauges show the same instant.
+// vllm makes and registers vLLM's series.
+func (m *metrics) vllm(r *rank) *rankMetrics {
+	cfg := &m.p.s.cfg
+	number := strconv.Itoa(r.number)
+	labels := prometheus.Labels{"engine": number, "model_name": cfg.ServedModelName[0]}
+	rm := &rankMetrics{
+		success: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "vllm:request_success_total",
+			Help: "Count of requests by the reason they ended.", ConstLabels: labels}, []string{"finished_reason"}),
+	}
+	rm.counters("vllm:", labels)
+	for _, reason := range []string{"stop", "length", "abort", "error", "repetition"} {
+		rm.success.WithLabelValues(reason)
+	}
+	m.registry.MustRegister(rm.success)
+	rm.value("vllm:num_requests_running", "Number of requests in the running batch.", labels, prometheus.GaugeValue,
+		func(_ *Engine, l Load) float64 { return float64(l.Running) })
+	rm.value("vllm:num_requests_waiting", "Number of requests waiting to be processed.", labels, prometheus.GaugeValue,
+		func(_ *Engine, l Load) float64 { return float64(l.Waiting) })
+	rm.value("vllm:kv_cache_usage_perc", "KV cache usage, 1 is full.", labels, prometheus.GaugeValue, used)
+	rm.value("vllm:prefix_cache_queries_total", "Prefix cache queries, in number of queried tokens.", labels, prometheus.CounterValue,
+		func(e *Engine, _ Load) float64 { return float64(e.queried) })
+	rm.value("vllm:prefix_cache_hits_total", "Prefix cache hits, in number of cached tokens.", labels, prometheus.CounterValue,
+		func(e *Engine, _ Load) float64 { return float64(e.hit) })
+	rm.value("vllm:num_preemptions_total", "Cumulative number of preemptions.", labels, prometheus.CounterValue,
+		func(e *Engine, _ Load) float64 { return float64(e.preempted) })
+	shares := "True"
+	if cfg.NoEnablePrefixCaching {
+		shares = "False"
+	}
+	info := prometheus.Labels{
+		"engine": number, "block_size": strconv.Itoa(cfg.BlockSize), "num_gpu_blocks": strconv.Itoa(cfg.NumGPUBlocks),
+		"num_gpu_blocks_override": strconv.Itoa(cfg.NumGPUBlocks), "enable_prefix_caching": shares,
+		"prefix_caching_hash_algo": "sha256", "cache_dtype": "auto", "gpu_memory_utilization": "0.9",
+		"sliding_window": "None", "kv_cache_size_tokens": strconv.Itoa(cfg.BlockSize * cfg.NumGPUBlocks),
+	}
+	rm.value("vllm:cache_config_info", "Information of the cache configuration.", info, prometheus.GaugeValue,
+		func(*Engine, Load) float64 { return 1 })
+	if r.number == 0 {
+		rm.value("process_start_time_seconds", "Start time of the process since unix epoch in seconds.", nil, prometheus.GaugeValue,
+			func(*Engine, Load) float64 { return float64(m.p.began.UnixMilli()) / 1e3 })
+	}
+	return rm
+}
+
+// sglang makes and registers SGLang's series.
+func (m *metrics) sglang(r *rank) *rankMetrics {
+	cfg := &m.p.s.cfg
+	labels := prometheus.Labels{"model_name": cfg.ServedModelName[0], "engine_type": "unified", "tp_rank": "0", "pp_rank": "0", "moe_ep_rank": "0"}
+	if cfg.DataParallelSize > 1 {
+		labels["dp_rank"] = strconv.Itoa(r.number)
+	}
+	rm := &rankMetrics{}
+	rm.counters("sglang:", labels)
+	gauge := func(name, help string, of func(*Engine, Load) float64) {
+		rm.value("sglang:"+name, help, labels, prometheus.GaugeValue, of)
+	}
+	gauge("num_running_reqs", "The number of running requests.", func(_ *Engine, l Load) float64 { return float64(l.Running) })
+	gauge("num_queue_reqs", "The number of requests in the waiting queue.", func(_ *Engine, l Load) float64 { return float64(l.Waiting) })
+	gauge("token_usage", "The token usage.", used)
+	gauge("num_used_tokens", "The number of used tokens.", func(e *Engine, _ Load) float64 {
+		n, _ := e.cache.usage()
+		return float64(n * cfg.BlockSize)
+	})
+	gauge("max_total_num_tokens", "Maximum total number of tokens.", func(*Engine, Load) float64 { return float64(cfg.NumGPUBlocks * cfg.BlockSize) })
+	gauge("page_size", "The page size.", func(*Engine, Load) float64 { return float64(cfg.BlockSize) })
+	gauge("num_pages", "The number of pages.", func(*Engine, Load) float64 { return float64(cfg.NumGPUBlocks) })
+	gauge("cache_hit_rate", "The prefix cache hit rate.", func(e *Engine, _ Load) float64 { return float64(e.hit) / float64(max(1, e.queried)) })
+	rm.value("sglang:num_retracted_requests_total", "Total number of retracted requests.", labels, prometheus.CounterValue,
+		func(e *Engine, _ Load) float64 { return float64(e.preempted) })
+	from := maps.Clone(labels)
+	from["cache_source"] = "device"
+	rm.value("sglang:cached_tokens_total", "Number of cached prompt tokens.", from, prometheus.CounterValue,
+		func(e *Engine, _ Load) float64 { return float64(e.hit) })
+	return rm
+}
+
+// counters makes the series that both engines have.
+func (rm *rankMetrics) counters(prefix string, labels prometheus.Labels) {
+	rm.prompt = prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "prompt_tokens_total",
+		Help: "Number of prefill tokens processed.", ConstLabels: labels})
+	rm.generation = prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "generation_tokens_total",
+		Help: "Number of generation tokens processed.", ConstLabels: labels})
+	rm.firstToken = prometheus.NewHistogram(prometheus.HistogramOpts{Name: prefix + "time_to_first_token_seconds",
+		Help: "Time to first token in seconds.", ConstLabels: labels, Buckets: []float64{.001, .005, .01, .02, .04, .06,
+			.08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560}})
+	rm.betweenTokens = prometheus.NewHistogram(prometheus.HistogramOpts{Name: prefix + "inter_token_latency_seconds",
+		Help: "Time between output tokens in seconds.", ConstLabels: labels, Buckets: []float64{.01, .025, .05, .075, .1,
+			.15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80}})
+}
+
+// value adds a series that is read from the engine.
+func (rm *rankMetrics) value(name, help string, labels prometheus.Labels, kind prometheus.ValueType, of func(*Engine, Load) float64) {
+	rm.values = append(rm.values, metricValue{prometheus.NewDesc(name, help, nil, labels), kind, of})
+}
+
+// Describe implements prometheus.Collector for what is read from the engines.
+func (m *metrics) Describe(to chan<- *prometheus.Desc) {
+	for _, rm := range m.ranks {
+		for _, v := range rm.values {
+			to <- v.desc
+		}
+	}
+}
+
+// Collect implements prometheus.Collector: all of it shows the same instant.
 func (m *metrics) Collect(to chan<- prometheus.Metric) {
-	l := m.s.Load()
-	used := min(1, float64(l.Tokens)/float64(m.s.cfg.BlockSize*m.s.cfg.NumGPUBlocks))
-	to <- prometheus.MustNewConstMetric(m.running, prometheus.GaugeValue, float64(l.Running))
-	to <- prometheus.MustNewConstMetric(m.waiting, prometheus.GaugeValue, float64(l.Waiting))
-	to <- prometheus.MustNewConstMetric(m.cacheUsage, prometheus.GaugeValue, used)
+	var out []prometheus.Metric
+	s := m.p.s
+	s.mu.Lock()
+	now := s.now()
+	for i, r := range m.p.ranks {
+		l := r.engine.Load(now)
+		m.p.settle(r, now)
+		if s.cfg.ZeroLatency && len(m.ranks) == 1 {
+			l.Running = s.Running()
+		}
+		for _, v := range m.ranks[i].values {
+			out = append(out, prometheus.MustNewConstMetric(v.desc, v.kind, v.of(r.engine, l)))
+		}
+	}
+	s.mu.Unlock()
+	for _, metric := range out {
+		to <- metric
+	}
 }
 
 // arrived counts the prompts of a new request.
-func (m *metrics) arrived(a *answer) {
-	for i := range a.choices {
-		m.prefixQueries.Add(float64(a.choices[i].tokens))
-		m.prefixHits.Add(float64(a.choices[i].seq.Cached))
+func (m *metrics) arrived(a *answer, r *rank) {
+	m.ranks[r.number].prompt.Add(float64(a.promptTokens()))
+}
+
+// ended counts a choice by why it has ended.
+func (m *metrics) ended(r *rank, reason string) {
+	if v := m.ranks[r.number].success; v != nil {
+		v.WithLabelValues(reason).Inc()
 	}
-	m.prompt.Add(float64(a.promptTokens()))
 }
 
 // token counts a token of c that was written at time now.
 func (m *metrics) token(x *exchange, c *choice, now time.Duration) {
-	m.generation.Inc()
+	rm := m.ranks[x.rank.number]
+	rm.generation.Inc()
 	if c.sent == 1 {
-		m.firstToken.Observe((now - x.arrived).Seconds())
+		rm.firstToken.Observe((now - x.arrived).Seconds())
 	} else {
-		m.betweenTokens.Observe((now - c.wrote).Seconds())
+		rm.betweenTokens.Observe((now - c.wrote).Seconds())
 	}
 	c.wrote = now
 }
@@ -103,14 +208,15 @@ func (m *metrics) whole(x *exchange) {
 	if !x.req.api.generates() {
 		return
 	}
+	rm := m.ranks[x.rank.number]
 	x.s.mu.Lock()
 	defer x.s.mu.Unlock()
 	for i := range x.choices {
 		seq := &x.choices[i].seq
-		m.generation.Add(float64(seq.Output))
-		m.firstToken.Observe((seq.First - x.arrived).Seconds())
+		rm.generation.Add(float64(seq.Output))
+		rm.firstToken.Observe((seq.First - x.arrived).Seconds())
 		for range seq.Output - 1 {
-			m.betweenTokens.Observe(seq.perToken.Seconds())
+			rm.betweenTokens.Observe(seq.perToken.Seconds())
 		}
 	}
 }

@@ -110,7 +110,7 @@ func parsePooling(cfg *Config, a api, body []byte) (*request, error) {
 			}
 		}
 	}
-	r := &request{api: a, n: 1, output: 1, finish: "stop", pooled: &pooled{}}
+	r := &request{api: a, n: 1, output: 1, finish: "stop", pooled: &pooled{}, adapter: cfg.adapter(b.Model)}
 	if err := b.xargs.apply(cfg, r); err != nil {
 		return nil, err
 	}
@@ -281,7 +281,7 @@ func (b *scoreBody) pairs(cfg *Config, a api, queries, documents []string) (*req
 	if err := b.Others.refuse("truncate_prompt_tokens", "max_tokens_per_doc"); err != nil {
 		return nil, err
 	}
-	r := &request{api: a, n: 1, output: 1, finish: "stop", pooled: &pooled{}}
+	r := &request{api: a, n: 1, output: 1, finish: "stop", pooled: &pooled{}, adapter: cfg.adapter(b.Model)}
 	if err := b.xargs.apply(cfg, r); err != nil {
 		return nil, err
 	}

@@ -41,6 +41,19 @@ func (p *prompt) ids() []int {
 	return tokenIDs(p.text)
 }
 
+// tokenIDs returns a number for each of its tokens. Those of a recording are
+// a function of the sound.
+func (p *prompt) tokenIDs() []uint32 {
+	out := make([]uint32, 0, p.tokens)
+	for _, id := range p.ids() {
+		out = append(out, uint32(id))
+	}
+	for k := len(out); k < p.tokens; k++ {
+		out = append(out, uint32(mix(p.hash+uint64(k)*golden)))
+	}
+	return out
+}
+
 // model is that of every simulated engine, as the agent knows it. Load tests
 // send the same prompts again and again, which costs little with a cache.
 var model = sync.OnceValue(func() *follow.Model {

@@ -58,7 +58,9 @@ type request struct {
 	stop []string
 	call *call
 	form *form
-	salt *string
+	// adapter is the LoRA adapter asked for, if any.
+	adapter string
+	salt    *string
 
 	// tokenIDs: the answer shows the ids of its tokens and of the prompt's.
 	stream, usage, continuousUsage, tokenIDs bool
@@ -164,7 +166,7 @@ func parseRequest(cfg *Config, a api, body []byte) (*request, error) {
 	if err := checkModel(cfg, b.Model); err != nil {
 		return nil, err
 	}
-	r := &request{api: a, n: 1}
+	r := &request{api: a, n: 1, adapter: cfg.adapter(b.Model)}
 	var err error
 	if a == chat {
 		var text string
@@ -317,11 +319,19 @@ func (r *request) room(cfg *Config) (int, error) {
 }
 
 func checkModel(cfg *Config, model *string) error {
-	if model == nil || *model == "" || slices.Contains(cfg.ServedModelName, *model) {
+	if model == nil || *model == "" || slices.Contains(cfg.ServedModelName, *model) || slices.Contains(cfg.LoRAModules, *model) {
 		return nil
 	}
 	return &apiError{http.StatusNotFound, "NotFoundError", "model", fmt.Sprintf("The model `%s` does not exist. Valid aliases: %s.",
 		*model, strings.Join(cfg.ServedModelName, ", "))}
+}
+
+// adapter returns the LoRA adapter that goes by the name of a model, if one does.
+func (c *Config) adapter(model *string) string {
+	if model != nil && slices.Contains(c.LoRAModules, *model) {
+		return *model
+	}
+	return ""
 }
 
 // distort makes the prompts what an engine with the fault computes instead.

@@ -35,6 +35,7 @@ type responsesBody struct {
 	Background      *bool          `json:"background"`
 	Previous        *string        `json:"previous_response_id"`
 	RequestID       *string        `json:"request_id"`
+	CacheSalt       *string        `json:"cache_salt"`
 	xargs
 	Others others `json:",embed"`
 
@@ -51,7 +52,7 @@ func parseResponses(cfg *Config, body []byte) (*request, error) {
 	if err := checkModel(cfg, b.Model); err != nil {
 		return nil, err
 	}
-	r := &request{api: responses, n: 1, usage: true, responses: b, stream: b.Stream != nil && *b.Stream}
+	r := &request{api: responses, n: 1, usage: true, responses: b, adapter: cfg.adapter(b.Model), salt: b.CacheSalt, stream: b.Stream != nil && *b.Stream}
 	if b.Background != nil && *b.Background || b.Previous != nil && *b.Previous != "" {
 		return nil, badParameter("store", "The simulated engine stores no responses: "+
 			"`background` and `previous_response_id` are not supported.")
@@ -393,6 +394,7 @@ func (a *answer) finished(pad int) response {
 	}
 	var u responseUsage
 	u.Input, u.Output, u.Total = c.tokens, c.seq.Output, c.tokens+c.seq.Output
+	u.InputDetails.Cached, u.InputDetails.Written = c.cached, c.created()
 	return a.response(status, []any{a.item("completed", text)}, u)
 }
 

@@ -47,18 +47,19 @@ func parseAs(a api, parse func(*Config, api, []byte) (*request, error)) parser {
 type Server struct {
 	cfg      Config
 	began    time.Time
-	metrics  *metrics
 	http     http.Server
 	listener *listener
 
 	vocabulary *vocabulary
 	faults     atomic.Pointer[faultSet]
 
-	// mu guards the engine, the plans of the sequences in it, and moved, which
-	// is memory for Depart's result.
-	mu     sync.Mutex
-	engine *Engine
-	moved  []*Sequence
+	// restart is held while the process is replaced, mu guards which it is and
+	// what its ranks say that it guards.
+	restart sync.Mutex
+	mu      sync.Mutex
+	process *process
+	// connections are the open ones, *conn to nothing.
+	connections sync.Map
 
 	running, aborted, finished, accepted, splits atomic.Int64
 
@@ -84,13 +85,16 @@ func Start(cfg Config) (*Server, error) {
 	s := &Server{
 		cfg: cfg, began: time.Now(), cancel: cancel,
 		listener:   newListener(l.(*net.TCPListener)),
-		engine:     NewEngine(cfg.latency(), cfg.MaxNumSeqs),
 		vocabulary: newVocabulary(),
 	}
 	if err := s.SetFaults(cfg.Faults); err != nil {
 		panic("BUG: faults that were checked: " + err.Error())
 	}
-	s.metrics = newMetrics(s)
+	if s.process, err = newProcess(s); err != nil {
+		cancel()
+		_ = s.listener.Close()
+		return nil, fmt.Errorf("simulated engine: %w", err)
+	}
 	s.http = http.Server{
 		Handler:     s.handler(),
 		BaseContext: func(net.Listener) context.Context { return ctx },
@@ -113,6 +117,9 @@ func (s *Server) Close() error {
 		err = errors.Join(err, lerr)
 	}
 	s.served.Wait()
+	s.restart.Lock()
+	defer s.restart.Unlock()
+	s.current().close()
 	return err
 }
 
@@ -137,12 +144,17 @@ func (s *Server) Aborted() int { return int(s.aborted.Load()) }
 // Accepted is the number of connections accepted since the start.
 func (s *Server) Accepted() int { return int(s.accepted.Load()) }
 
-// Load is the engine's load now. A server without latency, whose engine is
+// Load is the load of all ranks now. A server without latency, whose engine is
 // always done at once, counts the answers being sent as running.
 func (s *Server) Load() Load {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	l := s.engine.Load(s.now())
+	var l Load
+	for _, r := range s.process.ranks {
+		one := r.engine.Load(s.now())
+		s.process.settle(r, s.now())
+		l.Running, l.Waiting, l.Tokens = l.Running+one.Running, l.Waiting+one.Waiting, l.Tokens+one.Tokens
+	}
 	if s.cfg.ZeroLatency {
 		l.Running = s.Running()
 	}
@@ -152,12 +164,14 @@ func (s *Server) Load() Load {
 // connState follows the connections: Close waits for their goroutines.
 // net/http calls it with StateNew from the accept loop and with StateClosed as
 // the last act of a connection's goroutine.
-func (s *Server) connState(_ net.Conn, state http.ConnState) {
+func (s *Server) connState(c net.Conn, state http.ConnState) {
 	switch state {
 	case http.StateNew:
 		s.accepted.Add(1)
 		s.served.Add(1)
+		s.connections.Store(c, nil)
 	case http.StateClosed:
+		s.connections.Delete(c)
 		s.served.Done()
 	}
 }
@@ -222,8 +236,19 @@ func (s *Server) handler() http.Handler {
 	on("GET", "/load", func(w http.ResponseWriter, _ *http.Request) {
 		writeJSON(w, http.StatusOK, fmt.Appendf(nil, `{"server_load":%d}`, s.Running()))
 	})
-	on("GET", "/server_info", s.info)
-	on("GET", "/metrics", s.healthy(promhttp.HandlerFor(s.metrics.registry, promhttp.HandlerOpts{}).ServeHTTP))
+	if s.cfg.sglang() {
+		on("GET", "/server_info", s.serverInfo)
+		on("GET", "/get_server_info", s.serverInfo)
+		on("POST", "/flush_cache", s.flushCache, "GET")
+	} else {
+		on("GET", "/server_info", s.info)
+		on("GET", "/kv_event_sources", s.eventSources)
+		on("POST", "/reset_prefix_cache", s.resetCache)
+	}
+	on("GET", "/metrics", s.healthy(func(w http.ResponseWriter, r *http.Request) {
+		promhttp.HandlerFor(s.current().metrics.registry, promhttp.HandlerOpts{}).ServeHTTP(w, r)
+	}))
+	mux.HandleFunc("POST /sim/restart", s.postRestart)
 	on("POST", "/sim/raw", s.raw)
 	mux.HandleFunc("GET /sim/faults", s.getFaults)
 	mux.HandleFunc("POST /sim/faults", s.postFaults)
@@ -238,16 +263,21 @@ func (s *Server) handler() http.Handler {
 func (s *Server) models(w http.ResponseWriter, _ *http.Request) {
 	created := strconv.FormatInt(s.created(), 10)
 	out := []byte(`{"object":"list","data":[`)
-	for i, name := range s.cfg.ServedModelName {
+	for i, name := range slices.Concat(s.cfg.ServedModelName, s.cfg.LoRAModules) {
 		if i > 0 {
 			out = append(out, ',')
 		}
 		out = append(out, `{"id":`...)
 		out = appendString(out, name)
-		out = append(out, `,"object":"model","created":`+created+`,"owned_by":"vllm","root":`...)
+		out = append(out, `,"object":"model","created":`+created+`,"owned_by":"`+s.cfg.Engine+`","root":`...)
 		out = appendString(out, s.cfg.ServedModelName[0])
-		out = append(out, `,"parent":null,"max_model_len":`+strconv.Itoa(s.cfg.MaxModelLen)+
-			`,"permission":[{"id":"modelperm-`+fmt.Sprintf("%016x", hashText(name))+
+		out = append(out, `,"parent":`...)
+		if i < len(s.cfg.ServedModelName) {
+			out = append(out, `null,"max_model_len":`+strconv.Itoa(s.cfg.MaxModelLen)...)
+		} else {
+			out = append(appendString(out, s.cfg.ServedModelName[0]), `,"max_model_len":null`...)
+		}
+		out = append(out, `,"permission":[{"id":"modelperm-`+fmt.Sprintf("%016x", hashText(name))+
 			`","object":"model_permission","created":`+created+`,"allow_create_engine":false,"allow_sampling":true,`+
 			`"allow_logprobs":true,"allow_search_indices":false,"allow_view":true,"allow_fine_tuning":false,`+
 			`"organization":"*","group":null,"is_blocking":false}]}`...)
@@ -268,7 +298,7 @@ func (s *Server) info(w http.ResponseWriter, r *http.Request) {
 		BlockSize int      `json:"block_size"`
 		Blocks    int      `json:"num_gpu_blocks"`
 		Parallel  parallel `json:"parallel_config"`
-	}{s.cfg.ServedModelName[0], s.cfg.MaxModelLen, s.cfg.MaxNumSeqs, s.cfg.BlockSize, s.cfg.NumGPUBlocks, parallel{1}}
+	}{s.cfg.ServedModelName[0], s.cfg.MaxModelLen, s.cfg.MaxNumSeqs, s.cfg.BlockSize, s.cfg.NumGPUBlocks, parallel{s.cfg.DataParallelSize}}
 	var shown any = config
 	switch format := r.URL.Query().Get("config_format"); format {
 	case "", "text":

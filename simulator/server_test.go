@@ -451,13 +451,14 @@ func TestMetrics(t *testing.T) {
 		for _, want := range []string{
 			`vllm:num_requests_running{engine="0",model_name="sim"} 1`,
 			`vllm:num_requests_waiting{engine="0",model_name="sim"} 0`,
-			`vllm:kv_cache_usage_perc{engine="0",model_name="sim"} 0.1`,
+			`vllm:kv_cache_usage_perc{engine="0",model_name="sim"} 0.1111111111111111`,
 			`vllm:prompt_tokens_total{engine="0",model_name="sim"} 12`,
 			`vllm:request_success_total{engine="0",finished_reason="length",model_name="sim"} 1`,
 			`vllm:time_to_first_token_seconds_count{engine="0",model_name="sim"} 2`,
 			`vllm:inter_token_latency_seconds_bucket{engine="0",model_name="sim",le="0.025"} 0`,
 			`vllm:prefix_cache_queries_total{engine="0",model_name="sim"} 12`,
 			`vllm:cache_config_info{block_size="10",`,
+			`process_start_time_seconds `,
 		} {
 			if !strings.Contains(page, want+"\n") && !strings.Contains(page, "\n"+want) {
 				t.Fatalf("no %s in\n%s", want, page)

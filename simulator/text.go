@@ -109,8 +109,11 @@ var words = makeWords("a ", "an ", "and ", "are ", "as ", "at ", "back ", "be ",
 	"when ", "which ", "will ", "with ", "word ", "work ", "year ", "7 ", "42 ", "2026 ", ", ", "that, ", "so. ",
 	"\n", "\t", "end.", "\"", "yes\"", "\\", "{", "}", "été ", "größe ", "日本 ", "é ", "🙂 ")
 
-// word is one token: as text, and as it stands inside a JSON string.
-type word struct{ text, escaped string }
+// word is one token: as text, as it stands inside a JSON string, and its number.
+type word struct {
+	text, escaped string
+	id            uint32
+}
 
 func makeWords(texts ...string) []word {
 	var ws []word
@@ -125,7 +128,7 @@ func makeWords(texts ...string) []word {
 			if err != nil {
 				panic("BUG: a word is not UTF-8: " + strconv.Quote(t))
 			}
-			ws = append(ws, word{t[:n], string(quoted[1 : len(quoted)-1])})
+			ws = append(ws, word{t[:n], string(quoted[1 : len(quoted)-1]), uint32(tokenID(t[:n]))})
 			t = t[n:]
 		}
 	}

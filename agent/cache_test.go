@@ -1,0 +1,112 @@
+package agent
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// cacheNames renders the names that models have in the index: name>cache name,
+// of an adapter name>cache name+adapter.
+func (s *stage) cacheNames() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var out []string
+	for _, m := range s.published.Listed {
+		text := m.Name + ">" + m.CacheName
+		if m.Adapter != "" {
+			text += "+" + m.Adapter
+		}
+		out = append(out, text)
+	}
+	return strings.Join(out, " ")
+}
+
+// slotModels renders the models of the members' slots in the index.
+func (s *stage) slotModels() string {
+	s.fleet.mu.Lock()
+	defer s.fleet.mu.Unlock()
+	var out []string
+	for _, m := range s.fleet.members {
+		out = append(out, m.id+"="+m.cache.slot.Model)
+	}
+	return strings.Join(out, " ")
+}
+
+// lists makes a page of /v1/models: id:root, or id:root:parent.
+func lists(cards ...string) string {
+	var out []string
+	for _, c := range cards {
+		p := strings.Split(c+"::", ":")
+		out = append(out, fmt.Sprintf(`{"id":%q,"root":%q,"parent":%q}`, p[0], p[1], p[2]))
+	}
+	return `{"data":[` + strings.Join(out, ",") + `]}`
+}
+
+// Names of one model at one engine are one in the index, since they share what
+// is in its cache; and it stays the same while others come and go.
+func TestCacheNames(t *testing.T) {
+	a, b := startPaged(t), startPaged(t)
+	a.set("/v1/models", lists("x:r", "y:r", "lora:/l:y", "z:other"))
+	b.set("/v1/models", lists("y:r", "w:r2"))
+	c := quick(ReplicaConfig{ID: "b", URL: b.URL})
+	s := newStageOf(t, c)
+	if got, want := s.cacheNames(), "w>w y>y"; got != want {
+		t.Errorf("alone: %s, want %s", got, want)
+	}
+	// x comes, and is y for the index.
+	configure := func(replicas ...ReplicaConfig) {
+		t.Helper()
+		n := *s.fleet.cfg.Load()
+		n.Replicas = replicas
+		if err := s.fleet.reconfigure(&n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	expect := func(names, slots string) {
+		t.Helper()
+		eventually(t, func() bool { return s.cacheNames() == names && s.slotModels() == slots }, func() string {
+			return fmt.Sprintf("they are %s and %s, want %s and %s", s.cacheNames(), s.slotModels(), names, slots)
+		})
+	}
+	configure(ReplicaConfig{ID: "a", URL: a.URL}, ReplicaConfig{ID: "b", URL: b.URL})
+	expect("lora>y+lora w>w x>y y>y z>z", "a=y b=y")
+	// y leaves; its name stays with x.
+	a.set("/v1/models", lists("x:r", "lora:/l:x"))
+	configure(ReplicaConfig{ID: "a", URL: a.URL})
+	expect("lora>y+lora x>y", "a=y")
+	// Another model of that name comes.
+	a.set("/v1/models", lists("x:r", "y:q"))
+	expect("x>x y>y", "a=x")
+}
+
+// Of several names of which none had one before, it is the one that the
+// configuration names first.
+func TestConfiguredCacheName(t *testing.T) {
+	a := startPaged(t)
+	a.set("/v1/models", lists("x:r", "y:r", "z:r"))
+	c := quick(ReplicaConfig{ID: "a", URL: a.URL})
+	c.Models = []ModelConfig{{Name: "z"}, {Name: "y"}}
+	s := newStageOf(t, c)
+	if got, want := s.cacheNames(), "x>z y>z z>z"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}
+
+// The size that most replicas' blocks have comes first.
+func TestBlocksOfAModel(t *testing.T) {
+	var replicas []ReplicaConfig
+	for i, block := range []int{16, 64, 64} {
+		e := startPaged(t)
+		e.set("/metrics", vllmPage(1000, block, 100, "True", 0))
+		replicas = append(replicas, ReplicaConfig{ID: fmt.Sprint(i), URL: e.URL})
+	}
+	s := newStage(t, nil, replicas...)
+	eventually(t, func() bool { return slices.Equal(s.blocks("m"), []int{64, 16}) }, func() string { return fmt.Sprint(s.blocks("m")) })
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if m := s.published.Models["m"]; m.BlockSize != 64 {
+		t.Errorf("the block size is %d", m.BlockSize)
+	}
+}

@@ -1,0 +1,198 @@
+package proxy
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/inferrail/inferrail/index"
+	"github.com/inferrail/inferrail/policy"
+	"github.com/inferrail/inferrail/simulator"
+)
+
+// drawn is a policy that goes by the request's random number alone.
+type drawn struct{}
+
+func (drawn) Name() string { return "drawn" }
+
+func (drawn) Pick(r *policy.Request, candidates []policy.Candidate) (int, string) {
+	if len(candidates) == 0 {
+		return -1, ""
+	}
+	return int(r.Rand % uint64(len(candidates))), "drawn"
+}
+
+// talk is a conversation: what the client has of it.
+type talk struct{ text, salt string }
+
+// say is one request of a talk. It returns what the engine has answered.
+func (c *cacher) say(client *http.Client, t talk, roomy bool, rng *rand.Rand) (text string, err error) {
+	// The index cannot take back that a refused request would have evicted
+	// something, and does not know that the choices of one request all grow before
+	// any of them ends.
+	refused := roomy && rng.IntN(20) == 0
+	stream := rng.IntN(2) == 0
+	body := map[string]any{"prompt": t.text, "max_tokens": 1 + rng.IntN(40), "stream": stream}
+	if t.salt != "" {
+		body["cache_salt"] = t.salt
+	}
+	switch {
+	case stream:
+		body["stream_options"] = map[string]any{"include_usage": true}
+	case roomy && rng.IntN(20) == 0:
+		body["n"] = 1 + rng.IntN(3)
+	case refused:
+		body["max_tokens"] = -1
+	}
+	raw, err := json.Marshal(body)
+	if err != nil {
+		return "", err
+	}
+	resp, err := client.Post("http://"+c.addr+"/v1/completions", "application/json", strings.NewReader(string(raw)))
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	if body["max_tokens"] == -1 {
+		if resp.StatusCode != http.StatusBadRequest {
+			return "", fmt.Errorf("status %d", resp.StatusCode)
+		}
+		return "", nil
+	}
+	if resp.StatusCode != http.StatusOK {
+		return "", fmt.Errorf("status %d", resp.StatusCode)
+	}
+	type answer struct{ Choices []struct{ Text string } }
+	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
+		line := strings.TrimPrefix(lines.Text(), "data: ")
+		if line == "" || line == "[DONE]" {
+			continue
+		}
+		var a answer
+		if err := json.Unmarshal([]byte(line), &a); err != nil {
+			return "", err
+		}
+		if len(a.Choices) > 0 { // of several the first is kept
+			text += a.Choices[0].Text
+		}
+	}
+	return text, nil
+}
+
+// What is predicted is what the engines find, on every request of conversations
+// that are more than their caches hold.
+func TestCachedAgainstEngines(t *testing.T) {
+	f := func(name, engine string, blockSize, blocks, requests int, roomy bool) {
+		t.Run(name, func(t *testing.T) {
+			var urls []string
+			for range 2 {
+				sim, err := simulator.Start(simulator.Config{ServedModelName: []string{"m"}, Engine: engine, ZeroLatency: true,
+					BlockSize: blockSize, NumGPUBlocks: blocks, EnablePromptTokensDetails: true})
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { sim.Close() })
+				urls = append(urls, sim.URL())
+			}
+			c := newCacher(t, nil, urls...)
+			for _, r := range c.replicas {
+				c.join(r, index.SlotConfig{Model: "base", BlockSize: blockSize, Capacity: blocks, AfterPrefill: engine == "sglang"})
+			}
+			c.change(func(m *Model) { m.Policy, m.Blocks = drawn{}, []int{blockSize} })
+			client := &http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{}}
+			t.Cleanup(client.CloseIdleConnections)
+
+			rng := rand.New(rand.NewPCG(1, uint64(blockSize)))
+			words := func() string {
+				var b strings.Builder
+				for range 1 + rng.IntN(40) {
+					fmt.Fprintf(&b, "w%d ", rng.IntN(1000))
+				}
+				return b.String()
+			}
+			system := words()
+			talks := make([]talk, 12)
+			compared, hits := 0, 0
+			for n := range requests {
+				i := rng.IntN(len(talks))
+				if talks[i].text == "" || len(talks[i].text) > 2000 {
+					talks[i] = talk{text: system}
+					if rng.IntN(5) == 0 {
+						talks[i].salt = "s"
+					}
+				}
+				talks[i].text += words()
+				text, err := c.say(client, talks[i], roomy, rng)
+				if err != nil {
+					t.Fatalf("request %d: %v", n, err)
+				}
+				talks[i].text += text
+				eventually(t, 20*time.Second, "the request is over", func() bool { return c.s.Datapath().Running == 0 })
+				for _, told := range c.told.take() {
+					var m, r string
+					var predicted, actual int
+					var reported bool
+					fmt.Sscan(told, &m, &r, &predicted, &actual, &reported)
+					if predicted != actual || !reported && engine == "vllm" {
+						t.Fatalf("request %d: %s", n, told)
+					}
+					compared++
+					if actual > 0 {
+						hits++
+					}
+				}
+			}
+			t.Logf("%d compared, %d of them hits", compared, hits)
+			if compared < requests/2 || hits < compared/4 {
+				t.Errorf("of %d requests %d were compared, %d of them hits", requests, compared, hits)
+			}
+		})
+	}
+	f("vllm", "vllm", 16, 150, 400, false)
+	f("vllm, small blocks", "vllm", 3, 800, 400, false)
+	f("vllm, nothing evicted", "vllm", 16, 100_000, 400, true)
+	f("sglang", "sglang", 1, 100_000, 400, true)
+	f("sglang, pages", "sglang", 16, 100_000, 400, true)
+}
+
+// A burst of one prompt: those that come after the first has been sent to an
+// engine find there what it is going to compute. What is told is what the
+// engines find but for those that overtake one another on the way.
+func TestCachedBurst(t *testing.T) {
+	sim, err := simulator.Start(simulator.Config{ServedModelName: []string{"m"}, ZeroLatency: true, EnablePromptTokensDetails: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { sim.Close() })
+	c := newCacher(t, nil, sim.URL())
+	c.join(c.replicas[0], index.SlotConfig{Model: "base", BlockSize: 16, Capacity: 16384})
+	c.change(func(m *Model) { m.Blocks = []int{16} })
+	client := &http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{MaxIdleConnsPerHost: 16}}
+	t.Cleanup(client.CloseIdleConnections)
+	var all sync.WaitGroup
+	for range 16 {
+		all.Go(func() {
+			if _, err := c.say(client, talk{text: words(512)}, false, rand.New(rand.NewPCG(7, 7))); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	eventually(t, 20*time.Second, "all are over", func() bool { return c.s.Datapath().Running == 0 })
+	var predicted, actual int
+	for _, told := range c.told.take() {
+		var m, r string
+		var p, a int
+		fmt.Sscan(told, &m, &r, &p, &a)
+		predicted, actual = predicted+p, actual+a
+	}
+	if actual != 15*496 || predicted < actual/2 || predicted > actual {
+		t.Errorf("%d tokens are predicted, %d were cached", predicted, actual)
+	}
+}

@@ -1,0 +1,217 @@
+package simulator
+
+import (
+	"slices"
+
+	"github.com/inferrail/inferrail/index/kvevent"
+)
+
+// blockPool is vLLM's KV cache of one full-attention model: blocks of equal
+// size, a queue of those that no sequence has, and a table of the full ones by
+// name.
+//
+// A full block comes into the table as soon as it is to be computed, and stays
+// there, in the queue, when its sequence has ended, until the queue hands it
+// out again. Blocks of the same name are not merged; the oldest is found.
+type blockPool struct {
+	naming naming
+	// shares: full blocks come into the table.
+	shares bool
+	// blocks[0] is never handed out, as vLLM keeps one for other uses. Here it
+	// is also where the queue begins and ends.
+	blocks []poolBlock
+	free   int // in the queue
+	named  map[blockName]int32
+	// changed is kept when told is set.
+	told    bool
+	changed []change
+}
+
+type poolBlock struct {
+	name  blockName
+	named bool
+	// users are the sequences that have it. next and prev are its neighbours
+	// in the queue while there are none.
+	users      int32
+	next, prev int32
+	// twin is the next younger block of the same name, 0 if there is none.
+	twin int32
+}
+
+// newBlockPool returns an empty pool. size must be at least 2: the first block
+// is not used.
+func newBlockPool(n naming, size int, shares, told bool) *blockPool {
+	p := &blockPool{naming: n, shares: shares, told: told, blocks: make([]poolBlock, size), named: map[blockName]int32{}}
+	for i := 1; i < size; i++ {
+		p.enqueue(int32(i), 0)
+	}
+	return p
+}
+
+// enqueue puts a block into the queue before the one at.
+func (p *blockPool) enqueue(id, at int32) {
+	b := &p.blocks[id]
+	b.next, b.prev = at, p.blocks[at].prev
+	p.blocks[b.prev].next = id
+	p.blocks[at].prev = id
+	p.free++
+}
+
+func (p *blockPool) dequeue(id int32) {
+	b := &p.blocks[id]
+	p.blocks[b.prev].next, p.blocks[b.next].prev = b.next, b.prev
+	p.free--
+}
+
+// hand gives the first block of the queue to s, and takes its name off.
+func (p *blockPool) hand(s *Sequence) {
+	id := p.blocks[0].next
+	p.dequeue(id)
+	b := &p.blocks[id]
+	if b.named {
+		p.unname(id)
+		if p.told {
+			p.changed = append(p.changed, change{kind: kvevent.Removed, names: []blockName{b.name}, medium: mediumGPU})
+		}
+	}
+	b.users = 1
+	s.blocks = append(s.blocks, id)
+}
+
+func (p *blockPool) unname(id int32) {
+	b := &p.blocks[id]
+	first := p.named[b.name]
+	switch {
+	case first != id:
+		for p.blocks[first].twin != id {
+			first = p.blocks[first].twin
+		}
+		p.blocks[first].twin = b.twin
+	case b.twin != 0:
+		p.named[b.name] = b.twin
+	default:
+		delete(p.named, b.name)
+	}
+	b.named, b.twin = false, 0
+}
+
+func (p *blockPool) admit(s *Sequence, tokens int) (int, bool) {
+	p.naming.extend(s, tokens)
+	hits, fresh := 0, ceilDiv(tokens, p.naming.block)
+	needed := fresh
+	// The last token is computed in any case, for what comes after it.
+	for p.shares && !s.NoRead && hits < (tokens-1)/p.naming.block {
+		id, ok := p.named[s.names[hits]]
+		if !ok {
+			break
+		}
+		hits, fresh = hits+1, fresh-1
+		if p.blocks[id].users > 0 {
+			needed--
+		}
+	}
+	if needed > p.free {
+		return 0, false
+	}
+	for _, name := range s.names[:hits] {
+		id := p.named[name]
+		if p.blocks[id].users == 0 {
+			p.dequeue(id)
+		}
+		p.blocks[id].users++
+		s.blocks = append(s.blocks, id)
+	}
+	for range fresh {
+		p.hand(s)
+	}
+	s.shared = hits
+	p.share(s, tokens)
+	return hits * p.naming.block, true
+}
+
+// share names the full blocks of s.
+func (p *blockPool) share(s *Sequence, tokens int) {
+	full := tokens / p.naming.block
+	if !p.shares || full <= s.shared {
+		return
+	}
+	p.naming.extend(s, tokens)
+	for i := s.shared; i < full; i++ {
+		id := s.blocks[i]
+		b := &p.blocks[id]
+		b.name, b.named = s.names[i], true
+		last, found := p.named[b.name]
+		if !found {
+			p.named[b.name] = id
+			continue
+		}
+		for p.blocks[last].twin != 0 {
+			last = p.blocks[last].twin
+		}
+		p.blocks[last].twin = id
+	}
+	if p.told {
+		p.changed = append(p.changed, p.naming.stored(s, s.shared, full, mediumGPU))
+	}
+	s.shared = full
+}
+
+func (p *blockPool) prefilled(*Sequence, int) {}
+
+func (p *blockPool) grow(s *Sequence, tokens int) bool {
+	if ceilDiv(tokens, p.naming.block) > len(s.blocks) {
+		if p.free == 0 {
+			return false
+		}
+		p.hand(s)
+	}
+	p.share(s, tokens)
+	return true
+}
+
+// release puts the blocks into the queue, the last first: those without a name
+// at its beginning, the others at its end.
+func (p *blockPool) release(s *Sequence, _ int, _ bool) {
+	at := p.blocks[0].next
+	for _, id := range slices.Backward(s.blocks) {
+		b := &p.blocks[id]
+		b.users--
+		switch {
+		case b.users > 0:
+		case b.named:
+			p.enqueue(id, 0)
+			if at == 0 {
+				at = id
+			}
+		default:
+			p.enqueue(id, at)
+		}
+	}
+	s.blocks, s.shared = s.blocks[:0], 0
+}
+
+func (p *blockPool) reset() bool {
+	if p.free != len(p.blocks)-1 {
+		return false
+	}
+	clear(p.named)
+	for i := range p.blocks {
+		p.blocks[i].named, p.blocks[i].twin = false, 0
+	}
+	if p.told {
+		p.changed = append(p.changed, change{kind: kvevent.Cleared})
+	}
+	return true
+}
+
+func (p *blockPool) size() (block, most int) {
+	return p.naming.block, p.naming.block * (len(p.blocks) - 1)
+}
+
+func (p *blockPool) usage() (used, of int) { return len(p.blocks) - 1 - p.free, len(p.blocks) - 1 }
+
+func (p *blockPool) take() []change {
+	c := p.changed
+	p.changed = nil
+	return c
+}
