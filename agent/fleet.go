@@ -630,6 +630,11 @@ func (f *fleet) ailments() []string {
 		}
 		out = append(out, "replica "+m.id+" "+state)
 	}
+	for _, m := range f.members {
+		if why := f.states.mismatch(m.replica.Slot); why != "" {
+			out = append(out, "what replica "+m.id+" has in its cache is not known ("+why+")")
+		}
+	}
 	for _, s := range f.servers {
 		if s.life.shared {
 			out = append(out, "what replica "+s.id+" has in its cache is unknown (several processes answer at "+s.url+" in turns; give each a URL)")
@@ -709,7 +714,7 @@ func (f *fleet) status() any {
 		row := replica{
 			m.replica.Slot, m.id, m.url, m.source, m.cfg.Engine, m.vitals.standing.String(), m.takesRequests(),
 			m.reason(), nil, m.vitals.ejections, m.vitals.failedChecks, m.replica.Failures(),
-			m.replica.Share(now), m.replica.InFlight(), m.replica.Pending(), names(m.models), m.cacheStatusLocked()}
+			m.replica.Share(now), m.replica.InFlight(), m.replica.Pending(), names(m.models), f.cacheStatusLocked(m)}
 		if until := m.vitals.until; !until.IsZero() {
 			row.Until = &until
 		}

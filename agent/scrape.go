@@ -347,6 +347,7 @@ func (f *fleet) restartedLocked(m *member, why string) {
 	m.restarts++
 	f.log.Info("the engine has restarted; what it had in its cache is forgotten", "replica", m.id, "url", m.url, "why", why)
 	f.index.Forget(m.replica.Slot)
+	f.states.contradict(m.replica.Slot, "")
 }
 
 // cameUpLocked tells that a member is up. One that tells nothing of its process

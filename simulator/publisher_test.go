@@ -443,22 +443,53 @@ func TestEventFaults(t *testing.T) {
 	}
 }
 
-// TestSlowSubscriber: one who does not read loses batches, and nobody waits.
+// TestSlowSubscriber: one who does not read loses messages, nobody waits for it,
+// and it hears again when it reads.
 func TestSlowSubscriber(t *testing.T) {
-	s := start(t, Config{ZeroLatency: true, BlockSize: 1, MaxModelLen: 4000, KVEvents: KVEvents{Endpoint: anyPort, HWM: 2}})
-	c := client(t)
-	slow := subscribed(t, s, 0, "")
-	_ = slow
-	prompt := strings.Repeat("1,", 3900) + "1"
-	for i := range 200 {
-		readAll(t, post(t, c, s, "/v1/completions", fmt.Sprintf(`{"prompt":[%d,%s],"max_tokens":1}`, i, prompt)))
+	s, err := listenSocket(zmq4.Pub, anyPort, 2, nil)
+	if err != nil {
+		t.Fatal(err)
 	}
-	p := s.current().ranks[0].publisher
-	eventually(t, 30*time.Second, "all batches", func() bool {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		return p.next == 200
+	defer s.close()
+	sub := dial(t, zmq4.NewSub(testContext(t)), withPort(anyPort, s.port()))
+	if err := sub.SetOption(zmq4.OptionSubscribe, ""); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 20*time.Second, "a subscription", func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for p := range s.peers {
+			return len(p.topics) == 1
+		}
+		return false
 	})
+	const sent = 100
+	large := make([]byte, 1<<20)
+	for range sent {
+		s.publish([][]byte{nil, large})
+	}
+	received, over := 0, make(chan struct{})
+	go func() {
+		defer close(over)
+		for {
+			m, err := sub.Recv()
+			if err != nil || len(m.Frames) != 2 || len(m.Frames[1]) == 0 {
+				return
+			}
+			received++
+		}
+	}()
+	for heard := false; !heard; {
+		s.publish([][]byte{nil, nil})
+		select {
+		case <-over:
+			heard = true
+		case <-time.After(time.Millisecond):
+		}
+	}
+	if received == 0 || received == sent {
+		t.Errorf("%d of %d messages received by one who did not read", received, sent)
+	}
 }
 
 // TestHeartbeat: a publisher with snapshots says each second that nothing
