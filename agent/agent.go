@@ -100,7 +100,7 @@ func Start(ctx context.Context, cfg Config, log *slog.Logger) (_ *Agent, err err
 		return nil, err
 	}
 	a.proxy.SetPrompts(a.fleet.prompts.pool, a.fleet.prompts)
-	a.proxy.SetIndex(a.fleet.index, nil)
+	a.proxy.SetIndex(a.fleet.index, a.fleet)
 	a.datapath.name = a.fleet.replicaID
 	a.admin = newAdmin(a)
 	a.reloads.last = time.Now()
@@ -235,7 +235,9 @@ func (a *Agent) Stop(ctx context.Context) error {
 		a.adminL.Close()
 	}
 	err := a.proxy.Shutdown(ctx)
-	if file := a.cfg.Load().Index.Snapshot; file != "" {
+	// A successor has learned for itself by now, and what this agent knows would
+	// be out of date for the one after it.
+	if file := a.cfg.Load().Index.Snapshot; file != "" && !a.listener.given.Load() {
 		if err := a.fleet.save(file); err != nil {
 			a.log.Warn("index.snapshot cannot be written: what engines hold has to be learned anew", "file", file, "why", err)
 		}

@@ -91,11 +91,37 @@ func (s *slotStates) change(slot int, how func(*slotState)) {
 	}
 }
 
+// mismatch is why what is predicted of a slot is not believed; "" when it is.
+func (s *slotStates) mismatch(slot int) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.slots[slot].mismatch
+}
+
 // left forgets a slot.
 func (s *slotStates) left(slot int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.slots, slot)
+}
+
+// Cached implements proxy.CacheChecks: what is predicted of an engine's cache is
+// believed for as long as the engine's counts bear it out.
+func (f *fleet) Cached(_ *proxy.Model, r *proxy.Replica, predicted, actual int, reported bool) {
+	f.audit(r, predicted, actual, reported, time.Now())
+}
+
+func (f *fleet) audit(r *proxy.Replica, predicted, actual int, reported bool, now time.Time) {
+	why, changed := f.index.Audit(r.Slot, predicted, actual, reported, now)
+	if !changed {
+		return
+	}
+	f.states.contradict(r.Slot, why)
+	if why != "" {
+		f.log.Warn("what the engine finds in its cache is not what is predicted", "replica", r.ID, "why", why)
+	} else {
+		f.log.Info("what the engine finds in its cache is what is predicted, again", "replica", r.ID)
+	}
 }
 
 // cachesLocked gives the models of a snapshot that is about to be published the
@@ -163,8 +189,8 @@ func (f *fleet) joinIndexLocked(cfg *Config, m *member) bool {
 		f.log.Warn("models[].block_size is not what the engine tells; what is configured is used, and predicts wrongly if the engine is right",
 			"replica", m.id, "configured", slot.BlockSize, "told", n)
 	}
-	joins := !m.cache.joined
-	anew := joins || m.cache.slot.Model != slot.Model || m.cache.slot.BlockSize != slot.BlockSize
+	joins, was := !m.cache.joined, m.cache.slot
+	anew := joins || was.Model != slot.Model || was.BlockSize != slot.BlockSize
 	if joins || m.cache.slot != slot {
 		m.cache.slot = slot
 		m.replica.SetBlock(slot.BlockSize)
@@ -175,11 +201,13 @@ func (f *fleet) joinIndexLocked(cfg *Config, m *member) bool {
 	if m.cache.uncached {
 		if !joins {
 			f.index.Leave(m.replica.Slot)
+			f.states.contradict(m.replica.Slot, "")
 			m.cache.joined = false
 		}
 		return true
 	}
 	if anew {
+		f.states.contradict(m.replica.Slot, "")
 		m.subscriber.anew(func() *kvevent.Cursor {
 			f.index.Join(m.replica.Slot, slot)
 			return nil
@@ -211,6 +239,8 @@ type cacheStatus struct {
 	Restarts int  `json:"restarts"`
 	// Shared: several processes answer at its URL, so that restarts are not seen.
 	Shared bool `json:"several_processes,omitempty"`
+	// Mismatch is why what is predicted of it is not believed.
+	Mismatch string `json:"mismatch,omitempty"`
 	// Why its pages could not be read when they were last.
 	Why string `json:"why,omitempty"`
 	// State is how well it is known what it holds, StateWhy why not better.
@@ -218,11 +248,11 @@ type cacheStatus struct {
 	StateWhy string `json:"state_why,omitempty"`
 }
 
-func (m *member) cacheStatusLocked() cacheStatus {
+func (f *fleet) cacheStatusLocked(m *member) cacheStatus {
 	c := &m.cache
 	s := cacheStatus{
 		Engine: m.engine(), Blocks: c.slot.Capacity, BlocksTold: c.blocks, BlockSize: c.slot.BlockSize, BlockSizeTold: c.block,
-		Reused: !c.uncached, Restarts: m.restarts, Shared: m.server.life.shared, Why: m.server.why,
+		Reused: !c.uncached, Restarts: m.restarts, Shared: m.server.life.shared, Mismatch: f.states.mismatch(m.replica.Slot), Why: m.server.why,
 	}
 	if rank := m.rank; rank >= 0 {
 		s.Rank = &rank

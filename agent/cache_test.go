@@ -1,10 +1,14 @@
 package agent
 
 import (
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/inferrail/inferrail/index"
 )
 
 // cacheNames renders the names that models have in the index: name>cache name,
@@ -108,5 +112,56 @@ func TestBlocksOfAModel(t *testing.T) {
 	defer s.mu.Unlock()
 	if m := s.published.Models["m"]; m.BlockSize != 64 {
 		t.Errorf("the block size is %d", m.BlockSize)
+	}
+}
+
+// An engine that does not find in its cache what was predicted is not believed
+// to have it, whatever its events say, until it has started anew.
+func TestMismatch(t *testing.T) {
+	e := startPaged(t)
+	e.set("/metrics", vllmPage(1000, 16, 500, "True", 100))
+	s := newStage(t, nil, ReplicaConfig{ID: "a", URL: e.URL})
+	r := s.replica("m")
+	now := time.Now()
+	answers := func(n, predicted, actual int, reported bool) {
+		for range n {
+			now = now.Add(time.Second)
+			s.fleet.audit(r, predicted, actual, reported, now)
+		}
+	}
+	state := func() string {
+		st := s.fleet.index.Stats(nil)
+		return fmt.Sprint(len(st), st[0].State, st[0].Why)
+	}
+	s.fleet.states.follow(r.Slot, index.Exact, "its events are whole")
+	answers(100, 160, 0, false) // it does not tell
+	answers(100, 160, 160, true)
+	if got, want := state(), fmt.Sprint(1, index.Exact, "its events are whole"); got != want {
+		t.Fatalf("the slot is %s, want %s", got, want)
+	}
+	answers(40, 160, 0, true)
+	s.fleet.states.follow(r.Slot, index.Exact, "its events are whole again")
+	if got := state(); !strings.HasPrefix(got, fmt.Sprint(1, index.Mismatched)) || !strings.Contains(got, "its prefix cache is off") {
+		t.Errorf("the slot is %s", got)
+	}
+	if got := fmt.Sprint(s.fleet.ailments()); !strings.Contains(got, "what replica a has in its cache is not known (") {
+		t.Errorf("it is told %s", got)
+	}
+	text, err := json.Marshal(s.fleet.status())
+	if err != nil || !strings.Contains(string(text), `"mismatch":"`) {
+		t.Errorf("%s (%v)", text, err)
+	}
+	e.set("/metrics", vllmPage(1100, 16, 500, "True", 0))
+	eventually(t, func() bool { return state() == fmt.Sprint(1, index.Exact, "its events are whole again") }, state)
+	if got := fmt.Sprint(s.fleet.ailments()); strings.Contains(got, "cache") {
+		t.Errorf("it is told %s", got)
+	}
+	// One that is found to reuse nothing is in the index no more.
+	e.set("/metrics", vllmPage(1100, 16, 500, "False", 0))
+	eventually(t, func() bool { return len(s.fleet.index.Stats(nil)) == 0 }, func() string { return "it is still in the index" })
+	e.set("/metrics", vllmPage(1100, 16, 500, "True", 0))
+	eventually(t, func() bool { return len(s.fleet.index.Stats(nil)) == 1 }, func() string { return "it is not in the index" })
+	if got := state(); got != fmt.Sprint(1, index.Exact, "its events are whole again") {
+		t.Errorf("the slot is %s", got)
 	}
 }

@@ -352,6 +352,7 @@ func (f *fleet) restartedLocked(m *member, why string) {
 		f.index.Forget(m.replica.Slot)
 		return nil
 	})
+	f.states.contradict(m.replica.Slot, "")
 }
 
 // cameUpLocked tells that a member is up. One that tells nothing of its process
