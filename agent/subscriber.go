@@ -520,7 +520,10 @@ func (s *subscriber) carryOut(learn func(tokens int)) kvevent.Action {
 		case kvevent.Forget:
 			s.log.Info("the engine publishes its KV events anew: it has restarted, and what it had in its cache is forgotten")
 			s.learned = false
-			s.tell(func() { s.index.Forget(s.slot) })
+			s.tell(func() {
+				s.index.Forget(s.slot)
+				s.states.contradict(s.slot, "")
+			})
 		case kvevent.Replace:
 			s.tell(func() { s.index.Untell(s.slot) })
 		default:
