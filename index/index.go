@@ -169,6 +169,7 @@ func (x *Index) Join(number int, c SlotConfig) {
 	}
 	s := &slot{number: number, config: c, epoch: x.epochs.Add(1)}
 	s.tree.makeRoom = func() bool { return x.makeRoom(s) }
+	s.tree.dropped = func(r ref) { s.told.dropped(&s.tree, r) }
 	s.tree.init(x.arena, &x.lanes)
 	s.shadow.resize(s)
 	old := *x.slots.Load()
@@ -236,7 +237,10 @@ func (x *Index) SetState(number int, state State, why string) {
 		// Claims point to what is given up.
 		s.epoch, s.claims = x.epochs.Add(1), 0
 		s.shadow.abandon(s)
-	case Approximate, Mismatched:
+	case Approximate:
+		s.shadow.adopt(s)
+		s.told.demote(s)
+	case Mismatched:
 		s.shadow.adopt(s)
 	}
 }
@@ -269,7 +273,7 @@ func (s *slot) giveUp() bool {
 	if s.shadow.giveUp(s) {
 		return true
 	}
-	if !s.tree.giveUp(func(r ref) { s.told.lose(s, r) }) {
+	if !s.tree.giveUp(func(ref) {}) {
 		return false
 	}
 	s.short = true

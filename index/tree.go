@@ -102,6 +102,8 @@ type tree struct {
 	// makeRoom gives up something of this or another tree, and reports whether
 	// it has. It is called with the slot's mutex held.
 	makeRoom func() bool
+	// dropped is told of each record that goes.
+	dropped func(ref)
 }
 
 // list is records in an order, the oldest first. A record is in one list at
@@ -463,6 +465,9 @@ func (t *tree) drop(r ref) {
 // unhang takes a record that nothing is below out of the tree.
 func (t *tree) unhang(r ref) {
 	rec := t.at(r)
+	if t.dropped != nil {
+		t.dropped(r)
+	}
 	if rec.state&branchBit != 0 {
 		t.branches.remove(t, r)
 	}
