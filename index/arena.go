@@ -70,8 +70,13 @@ func (a *arena) count(bytes int64) { a.maps.Add(bytes) }
 // bytes is all that the index holds.
 func (a *arena) bytes() int64 { return a.made.Load() + a.maps.Load() + a.table.bytes() }
 
-// full: the bound has been reached, or passed.
-func (a *arena) full() bool { return a.limit > 0 && a.bytes() >= a.limit }
+// full: no more can be taken than is given up. It is so a little before the
+// bound, as the table may take some more for as many blocks, by how they come
+// to lie.
+func (a *arena) full() bool { return a.limit > 0 && a.bytes() >= a.limit-a.limit/32 }
+
+// over: the bound has been passed.
+func (a *arena) over() bool { return a.limit > 0 && a.bytes() > a.limit }
 
 // take returns a batch, linked by next, and the chunks in which it may lie. It
 // returns none when a further chunk would pass the bound, unless it must.
@@ -79,7 +84,7 @@ func (a *arena) take(must bool) (ref, []*chunk) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if len(a.spare) == 0 {
-		if !must && a.limit > 0 && a.bytes()+chunkBytes > a.limit {
+		if !must && a.limit > 0 && a.bytes()+chunkBytes > a.limit-a.limit/32 {
 			return 0, nil
 		}
 		c := new(chunk)

@@ -20,6 +20,7 @@ type Claim struct {
 	rest  int32 // tokens behind the last full block; -1 when they are not known
 	own   int64 // tokens of memory it has beside the blocks'
 	ahead ref   // SGLang, until the prefill has ended: a spare record below the last block to come
+	asked int64 // tokens of memory, of a claim that waits for events
 	text  bool
 	root  Hash   // of the chain
 	sum   uint64 // of the tokens behind the last full block
@@ -69,7 +70,7 @@ func (x *Index) Claim(c *Claim, slot int, p *Prompt, h Held, now time.Time) {
 	c.slot, c.epoch = int32(slot)+1, s.epoch
 	s.claims++
 	if s.state == Exact {
-		s.shadow.await(s, c, p)
+		s.shadow.await(s, c, p, now)
 	} else {
 		s.shadow.claim(s, c, p, now)
 	}
@@ -135,6 +136,7 @@ func (x *Index) Release(c *Claim, generated int, now time.Time) {
 			s.shadow.undo(s, c)
 		}
 		s.claims--
+		s.shadow.asked -= c.asked
 		s.shadow.settle(s)
 		s.unlock()
 	}
@@ -153,6 +155,7 @@ func (x *Index) Undo(c *Claim) {
 			s.shadow.unawait(&s.tree, c.tail, c.added)
 		}
 		s.claims--
+		s.shadow.asked -= c.asked
 		s.shadow.settle(s)
 		s.unlock()
 	}
@@ -580,7 +583,7 @@ func (sh *shadow) undo(s *slot, c *Claim) {
 
 // await expects of an engine whose events are known the blocks that it does not
 // have yet.
-func (sh *shadow) await(s *slot, c *Claim, p *Prompt) {
+func (sh *shadow) await(s *slot, c *Claim, p *Prompt, now time.Time) {
 	t := &s.tree
 	c.kind = awaiting
 	r, i := ref(0), 0
@@ -605,6 +608,11 @@ func (sh *shadow) await(s *slot, c *Claim, p *Prompt) {
 		c.added++
 	}
 	c.tail = r
+
+	c.asked = int64(max(len(p.IDs)-int(c.hit)*p.Block, 0))
+	if sh.asked += c.asked; sh.asked > sh.size {
+		sh.pressed = now
+	}
 }
 
 // expect takes a block to be on its way, if it is not there.

@@ -8,7 +8,7 @@ import (
 
 // Config bounds an Index.
 type Config struct {
-	// MaxBytes is the memory that it may hold, in all.
+	// MaxBytes is the memory that it may hold, in all. 0 is no bound.
 	MaxBytes int64
 }
 
@@ -23,6 +23,7 @@ type Index struct {
 	arena  *arena
 	lanes  lanes
 	epochs atomic.Uint32 // how many slots have begun anew, all together
+	resets atomic.Int64  // how often slots were forgotten, departed ones too
 
 	mu    sync.Mutex              // guards the changing of slots
 	slots atomic.Pointer[[]*slot] // immutable; nil where none has joined
@@ -80,6 +81,7 @@ type slot struct {
 	tree   tree
 	shadow shadow
 	told   told
+	audit  audit
 }
 
 // SlotConfig is what the index is told of an engine.
@@ -168,7 +170,7 @@ func (x *Index) Join(number int, c SlotConfig) {
 		return
 	}
 	s := &slot{number: number, config: c, epoch: x.epochs.Add(1)}
-	s.tree.makeRoom = func() bool { return x.makeRoom(s) }
+	s.tree.makeRoom = func() int { return x.makeRoom(s) }
 	s.tree.dropped = func(r ref) { s.told.dropped(&s.tree, r) }
 	s.tree.init(x.arena, &x.lanes)
 	s.shadow.resize(s)
@@ -205,6 +207,7 @@ func (x *Index) Forget(number int) {
 	if s := x.lock(number); s != nil {
 		x.forgetLocked(s)
 		s.resets++
+		x.resets.Add(1)
 		s.unlock()
 	}
 }
@@ -213,6 +216,7 @@ func (x *Index) forgetLocked(s *slot) {
 	s.epoch = x.epochs.Add(1)
 	s.claims = 0
 	s.short = false
+	s.audit.forget()
 	s.shadow.reset(s)
 	s.told.reset(s)
 	s.tree.empty()
@@ -220,7 +224,9 @@ func (x *Index) forgetLocked(s *slot) {
 
 // SetState says how well a slot is known from now on, and why, for people. A
 // slot that becomes Exact gives up what was guessed; one that becomes
-// Approximate or Mismatched keeps what events have told as guesses.
+// Approximate or Mismatched keeps what events have told as guesses, and
+// Approximate means that some of it is not so any more: it can become Exact
+// again only when all has been told anew.
 func (x *Index) SetState(number int, state State, why string) {
 	s := x.lock(number)
 	if s == nil {
@@ -236,6 +242,7 @@ func (x *Index) SetState(number int, state State, why string) {
 	case Exact:
 		// Claims point to what is given up.
 		s.epoch, s.claims = x.epochs.Add(1), 0
+		s.audit.forget()
 		s.shadow.abandon(s)
 	case Approximate:
 		s.shadow.adopt(s)
@@ -245,9 +252,10 @@ func (x *Index) SetState(number int, state State, why string) {
 	}
 }
 
-// makeRoom gives up something of the slot that holds the most, or of s itself
-// where that is in use by another. The mutex of s is held.
-func (x *Index) makeRoom(s *slot) bool {
+// makeRoom gives up some blocks of the slot that holds the most, or one of s
+// itself where that is in use by another goroutine, and returns how many. The
+// mutex of s is held.
+func (x *Index) makeRoom(s *slot) int {
 	s.size.Store(int64(s.tree.records))
 	most := s
 	for _, o := range *x.slots.Load() {
@@ -257,27 +265,36 @@ func (x *Index) makeRoom(s *slot) bool {
 			most = o
 		}
 	}
-	if most != s && most.mu.TryLock() {
-		gave := !most.gone && most.giveUp()
+	if most == s {
+		// Not so many that little would be left.
+		return s.giveUp(min(batchRecords, s.tree.records/8+1))
+	}
+	if most.mu.TryLock() {
+		n := 0
+		if !most.gone {
+			n = most.giveUp(batchRecords)
+		}
 		most.unlock()
-		if gave {
-			return true
+		if n > 0 {
+			return n
 		}
 	}
-	return s.giveUp()
+	return s.giveUp(1)
 }
 
-// giveUp drops one block: the one that the shadow would evict next, else one
-// that events have told. It reports whether there was one.
-func (s *slot) giveUp() bool {
-	if s.shadow.giveUp(s) {
-		return true
+// giveUp drops up to n blocks: those that the shadow would evict next, then
+// those that events have told. It returns how many.
+func (s *slot) giveUp(n int) int {
+	for i := range n {
+		if s.shadow.giveUp(s) {
+			continue
+		}
+		if !s.tree.giveUp() {
+			return i
+		}
+		s.short = true
 	}
-	if !s.tree.giveUp(func(ref) {}) {
-		return false
-	}
-	s.short = true
-	return true
+	return n
 }
 
 // Prompt is what the index needs of a prompt. The caller owns its memory, and
@@ -358,6 +375,7 @@ type SlotStats struct {
 	Bytes    int64      // of the tree's records
 	Claims   int        // in flight
 	Resets   int        // how often it was forgotten
+	Audited  Audited
 }
 
 // Stats appends what there is to say of each slot.
@@ -372,7 +390,7 @@ func (x *Index) Stats(dst []SlotStats) []SlotStats {
 			Guessed: s.tree.blocks[guessed], Expected: s.tree.blocks[expected],
 			Capacity: s.config.Capacity, Block: s.config.BlockSize,
 			Bytes:  int64(s.tree.records) * recordBytes,
-			Claims: s.claims, Resets: s.resets,
+			Claims: s.claims, Resets: s.resets, Audited: s.audit.Audited,
 		}
 		copy(st.Blocks[:], s.tree.blocks[:Tiers])
 		if s.short && s.state == Exact {
@@ -384,5 +402,23 @@ func (x *Index) Stats(dst []SlotStats) []SlotStats {
 	return dst
 }
 
-// Bytes is the memory that the index holds.
-func (x *Index) Bytes() int64 { return x.arena.bytes() }
+// Totals is what there is to say of the whole index.
+type Totals struct {
+	Slots   int
+	Entries int64 // blocks, counted at each slot that has a record of them
+	Bytes   int64 // the memory held
+	Limit   int64 // Config.MaxBytes
+	Resets  int64 // how often slots were forgotten
+}
+
+// Totals waits for nobody.
+func (x *Index) Totals() Totals {
+	t := Totals{Bytes: x.arena.bytes(), Limit: x.config.MaxBytes, Resets: x.resets.Load()}
+	for _, s := range *x.slots.Load() {
+		if s != nil {
+			t.Slots++
+			t.Entries += s.size.Load()
+		}
+	}
+	return t
+}

@@ -44,6 +44,7 @@ type shadow struct {
 	answers answers
 	counted int64 // bytes of all this that the arena was told of
 
+	asked   int64     // tokens of memory that claims which wait for events want
 	awaited []awaited // what events must confirm, the first due first
 	due     int       // those before it have been seen to
 
@@ -91,7 +92,7 @@ func (sh *shadow) reset(s *slot) {
 	sh.queue = list{}
 	sh.copies, sh.ends = nil, nil
 	sh.answers.reset()
-	sh.awaited, sh.due = nil, 0
+	sh.asked, sh.awaited, sh.due = 0, nil, 0
 	sh.free = sh.size
 	sh.pressed = time.Time{}
 	sh.account(&s.tree)
@@ -245,6 +246,12 @@ func (sh *shadow) copyOf(t *tree, r ref) ref {
 	if x == 0 {
 		return 0
 	}
+	sh.linkCopy(t, r, x)
+	return x
+}
+
+// linkCopy makes a spare record below a block be its newest copy.
+func (sh *shadow) linkCopy(t *tree, r, x ref) {
 	t.at(x).setHash(Hash{Hi: kindCopy})
 	if sh.copies == nil {
 		sh.copies = map[ref]copies{}
@@ -257,7 +264,6 @@ func (sh *shadow) copyOf(t *tree, r ref) ref {
 	}
 	c.last = x
 	sh.copies[r] = c
-	return x
 }
 
 // unlinkCopy takes a copy out of those of its block, and does nothing to other

@@ -96,9 +96,8 @@ func (x *Index) AppendSnapshot(dst []byte, number int) []byte {
 // saved: the record means something when no request is in flight, or one below
 // it does.
 func (t *tree) saved(r ref) bool {
-	const lasting = 1<<22 - 1<<reasonsShift // the counts up to guessed
 	rec := t.at(r)
-	return rec.state&(lasting|spareBit) != 0 || rec.child != 0
+	return rec.state&(toldBits|spareBit) != 0 || t.holds(r, guessed) > 0 || rec.child != 0
 }
 
 func appendString(dst []byte, s string) []byte {

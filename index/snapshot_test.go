@@ -59,7 +59,7 @@ func TestSnapshot(t *testing.T) {
 			x, p := grown(t, r, w)
 			data := x.AppendSnapshot([]byte("before"), 3)[len("before"):]
 			y := New(Config{})
-			y.Join(1, SlotConfig{Model: "m", BlockSize: 16, Capacity: 7})
+			y.Join(1, SlotConfig{Model: "m", BlockSize: 16, Capacity: 1 << 20})
 			if err := y.Restore(1, data); err != nil {
 				t.Fatal(err)
 			}
@@ -94,7 +94,7 @@ func TestSnapshotRefused(t *testing.T) {
 		t.Helper()
 		x := New(Config{})
 		x.Join(0, c)
-		before := x.Bytes()
+		before := x.Totals().Bytes
 		err := x.Restore(0, data)
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, want an error with %q", name, err, want)
@@ -102,7 +102,7 @@ func TestSnapshotRefused(t *testing.T) {
 		if st := x.Stats(nil)[0]; st.Bytes != 0 || st.Guessed != 0 || st.Blocks != [Tiers]int{} || st.State != Approximate {
 			t.Errorf("%s: the slot holds something: %+v", name, st)
 		}
-		if after := x.Bytes(); after > before+chunkBytes {
+		if after := x.Totals().Bytes; after > before+chunkBytes {
 			t.Errorf("%s: %d bytes, %d before", name, after, before)
 		}
 	}
@@ -148,7 +148,7 @@ func TestSnapshotBeyondBound(t *testing.T) {
 	}
 	s.unlock()
 	data := x.AppendSnapshot(nil, 0)
-	y := New(Config{MaxBytes: x.Bytes() / 2})
+	y := New(Config{MaxBytes: x.Totals().Bytes / 2})
 	y.Join(0, config)
 	if err := y.Restore(0, data); err != nil {
 		t.Fatal(err)
@@ -157,8 +157,8 @@ func TestSnapshotBeyondBound(t *testing.T) {
 	if st.Blocks[GPU] < 2000 || st.Blocks[GPU] > 15000 || !y.at(0).short {
 		t.Errorf("%d blocks, not whole: %v", st.Blocks[GPU], y.at(0).short)
 	}
-	if y.Bytes() > x.Bytes()/2+chunkBytes {
-		t.Errorf("%d bytes with a bound of %d", y.Bytes(), x.Bytes()/2)
+	if y.Totals().Bytes > x.Totals().Bytes/2+chunkBytes {
+		t.Errorf("%d bytes with a bound of %d", y.Totals().Bytes, x.Totals().Bytes/2)
 	}
 }
 
@@ -177,13 +177,13 @@ func FuzzSnapshot(f *testing.F) {
 		}
 		x := New(Config{})
 		x.Join(0, SlotConfig{Model: "m", BlockSize: 16, Capacity: 1000})
-		before := x.Bytes()
+		before := x.Totals().Bytes
 		if err := x.Restore(0, data); err != nil {
 			if s := x.at(0); s.tree.records != 0 || s.tree.blocks != [reasons]int{} {
 				t.Fatalf("refused (%v), and the slot holds something", err)
 			}
 		}
-		if grown := x.Bytes() - before; grown > chunkBytes+1000*int64(len(data)) {
+		if grown := x.Totals().Bytes - before; grown > chunkBytes+1000*int64(len(data)) {
 			t.Fatalf("%d bytes of snapshot took %d", len(data), grown)
 		}
 		again := x.AppendSnapshot(nil, 0)

@@ -36,29 +36,33 @@ const (
 )
 
 // The state of a record: the lowest bits say for each tier whether it is
-// reached, then come five flags, and then a count for each reason. When a
-// count is at its largest, tree.more has what is beyond it.
+// reached, then come flags, and then a count for each reason. When a count is
+// at its largest, tree.more has what is beyond it.
 const (
 	reachedBits  = 1<<Tiers - 1
-	spareBit     = 1 << 4 // it is a spare record
-	branchBit    = 1 << 5 // it is in tree.branches
-	touchedBit   = 1 << 6 // it was asked for or told of since the hand passed it
-	textBit      = 1 << 7 // the shadow's: it is a block of text
-	sharedBit    = 1 << 8 // the shadow's: others than the one who added it have used it
-	reasonsShift = 9
+	spareBit     = 1 << 4  // it is a spare record
+	branchBit    = 1 << 5  // it is in tree.branches
+	listedBit    = 1 << 6  // it is in a list of the tree's user
+	leafBit      = 1 << 7  // it is in tree.leaves
+	forkBit      = 1 << 8  // another has come below it when there was one already
+	textBit      = 1 << 9  // the shadow's: it is a block of text
+	sharedBit    = 1 << 10 // the shadow's: others than the one who added it have used it
+	reasonsShift = 11
+	toldBits     = 1<<20 - 1<<reasonsShift // the counts of the tiers
+	otherBits    = 1<<32 - 1<<20
 )
 
 var (
-	countShift = [reasons]uint8{9, 13, 16, 18, 20, 22, 26}
-	countMax   = [reasons]uint32{15, 7, 3, 3, 3, 15, 63}
+	countShift = [reasons]uint8{11, 14, 16, 18, 20, 22, 26}
+	countMax   = [reasons]uint32{7, 3, 3, 3, 3, 15, 63}
 )
 
 // heldBits gives, for the state of a record, the tiers at which it is held: each
 // one at which there is a reason, and the slower ones.
 func heldBits(state uint32) uint32 {
 	const (
-		onGPU  = 15<<9 | 3<<20 | 15<<22
-		onCPU  = 7 << 13
+		onGPU  = 7<<11 | 3<<20 | 15<<22
+		onCPU  = 3 << 14
 		onDisk = 3 << 16
 		remote = 3 << 18
 	)
@@ -95,13 +99,14 @@ type tree struct {
 	free     ref                  // records to use, linked by next
 	freed    int                  // how many
 	records  int                  // how many are in use, top aside
-	hand     ref                  // where giveUp goes on
+	leaves   list                 // those that giveUp may take
 	branches branches
 	more     map[uint64]uint32 // by ref<<8 | reason
 	blocks   [reasons]int      // how many have the reason
-	// makeRoom gives up something of this or another tree, and reports whether
-	// it has. It is called with the slot's mutex held.
-	makeRoom func() bool
+	// makeRoom gives up some blocks of this or another tree, and returns how
+	// many. It is called with the slot's mutex held.
+	makeRoom func() int
+	credit   int // how many may come for those that were given up
 	// dropped is told of each record that goes.
 	dropped func(ref)
 }
@@ -127,7 +132,6 @@ func (t *tree) init(a *arena, l *lanes) {
 	t.top = t.alloc()
 	t.records = 0
 	t.at(t.top).state = reachedBits
-	t.hand = t.top
 	t.useLane(GPU)
 }
 
@@ -185,7 +189,10 @@ func (t *tree) find(parent ref, h Hash) ref {
 			return 0
 		}
 	}
-	rec.state |= touchedBit
+	if rec.state&leafBit != 0 && t.leaves.last != c {
+		t.cut(&t.leaves, c)
+		t.link(&t.leaves, c, t.leaves.last)
+	}
 	return c
 }
 
@@ -204,9 +211,7 @@ func (t *tree) add(parent ref, h Hash) ref {
 	if r == 0 {
 		return 0
 	}
-	rec := t.at(r)
-	rec.setHash(h)
-	rec.state = touchedBit
+	t.at(r).setHash(h)
 	t.hang(r, parent)
 	return r
 }
@@ -245,24 +250,42 @@ func (t *tree) room(keep ref) ref {
 	if t.free != 0 && !t.arena.full() {
 		return t.alloc()
 	}
-	if keep != 0 {
-		t.raise(keep, pinned)
-		defer t.lower(keep, pinned)
-	}
-	// Of what is given up, the table gives back no memory at once. So when the
-	// bound is reached, one goes for one that comes.
-	if t.arena.full() && (t.makeRoom == nil || !t.makeRoom()) {
-		return 0
+	// When the bound is reached, the table and this tree have the memory of what
+	// was given up, but no less of it. So one is given up for one that comes, and
+	// two when it is passed.
+	if t.arena.full() {
+		if t.credit == 0 {
+			t.credit = t.giveWay(keep)
+			if t.arena.over() {
+				t.credit = (t.credit + 1) / 2
+			}
+		}
+		if t.credit == 0 {
+			return 0
+		}
+		t.credit--
 	}
 	for t.free == 0 {
 		if first, chunks := t.arena.take(false); first != 0 {
 			t.chunks = chunks
 			t.free, t.freed = first, batchRecords
-		} else if t.makeRoom == nil || !t.makeRoom() {
+		} else if t.giveWay(keep) == 0 {
 			return 0
 		}
 	}
 	return t.alloc()
+}
+
+// giveWay calls makeRoom, while a record stays.
+func (t *tree) giveWay(keep ref) int {
+	if t.makeRoom == nil {
+		return 0
+	}
+	if keep != 0 {
+		t.raise(keep, pinned)
+		defer t.lower(keep, pinned)
+	}
+	return t.makeRoom()
 }
 
 // alloc takes one of the free records, of which there are some.
@@ -309,8 +332,10 @@ func (t *tree) hang(r, parent ref) {
 	rec.parent = parent
 	if p.child == 0 {
 		p.child = r
+		t.relist(parent)
 		return
 	}
+	p.state |= forkBit
 	first := t.at(p.child)
 	rec.prev, rec.next = p.child, first.next
 	if first.next != 0 {
@@ -338,6 +363,9 @@ func (t *tree) raise(r ref, why reason) bool {
 	n := rec.state >> countShift[why] & countMax[why]
 	if n < countMax[why] {
 		rec.state += 1 << countShift[why]
+		if n == 0 {
+			t.relist(r)
+		}
 		return n == 0
 	}
 	t.raiseBeyond(r, why, 1)
@@ -384,6 +412,9 @@ func (t *tree) lower(r ref, why reason) bool {
 		}
 	}
 	rec.state -= 1 << countShift[why]
+	if n == 1 {
+		t.relist(r)
+	}
 	return n == 1
 }
 
@@ -398,6 +429,7 @@ func (t *tree) zero(r ref, why reason) bool {
 		}
 	}
 	rec.state &^= countMax[why] << countShift[why]
+	t.relist(r)
 	return n != 0
 }
 
@@ -409,9 +441,7 @@ func (t *tree) hold(r ref, why reason) {
 	if !t.raise(r, why) {
 		return
 	}
-	rec := t.at(r)
-	rec.state |= touchedBit
-	if rec.state&spareBit != 0 {
+	if t.at(r).state&spareBit != 0 {
 		return
 	}
 	t.blocks[why]++
@@ -471,11 +501,6 @@ func (t *tree) unhang(r ref) {
 	if rec.state&branchBit != 0 {
 		t.branches.remove(t, r)
 	}
-	if t.hand == r {
-		if t.hand = rec.next; t.hand == 0 {
-			t.hand = rec.parent
-		}
-	}
 	if rec.prev != 0 {
 		t.at(rec.prev).next = rec.next
 	} else {
@@ -484,7 +509,18 @@ func (t *tree) unhang(r ref) {
 	if rec.next != 0 {
 		t.at(rec.next).prev = rec.prev
 	}
+	parent := rec.parent
 	t.discard(r)
+	if p := t.at(parent); p.child == 0 {
+		t.relist(parent)
+		// It was in use no later than what was below it, and goes next, unless
+		// other prompts went on from it.
+		if p.state&leafBit != 0 && p.state&forkBit == 0 {
+			t.cut(&t.leaves, parent)
+			t.link(&t.leaves, parent, 0)
+		}
+		p.state &^= forkBit
+	}
 }
 
 // clear takes a reason away from all blocks.
@@ -522,6 +558,11 @@ func (t *tree) lowest(r ref) ref {
 
 // empty drops everything. No list may be used any more that had records of it.
 func (t *tree) empty() {
+	// First the reasons, so that none is put among the leaves meanwhile.
+	for r := t.following(t.top); r != t.top; r = t.following(r) {
+		t.at(r).state &^= toldBits | otherBits | leafBit
+	}
+	t.leaves = list{}
 	for r := t.lowest(t.top); r != t.top; {
 		rec := t.at(r)
 		on, parent := rec.next, rec.parent
@@ -632,79 +673,84 @@ func (t *tree) leave(rec *record, tiers uint32) {
 	}
 }
 
-// giveUp drops one leaf that is held for no other reason than that events have
-// told so, and reports whether there was one. A hand goes round the tree; it
-// takes leaves that have not been asked for or told of since it was there last.
-// lose is told which before it goes.
-func (t *tree) giveUp(lose func(ref)) bool {
-	const notTold = ^uint32(1<<20 - 1)
-	for range 2*t.records + 2 {
-		r := t.hand
-		rec := t.at(r)
-		touched := rec.state & touchedBit
-		rec.state &^= touchedBit
-		if rec.child != 0 || r == t.top || touched != 0 || rec.state&notTold != 0 || rec.state>>reasonsShift == 0 {
-			t.hand = t.following(r)
-			continue
-		}
-		lose(r)
-		parent := rec.parent
-		t.hand = parent
-		for why := range reason(Tiers) {
-			if t.zero(r, why) {
-				t.blocks[why]--
-			}
-		}
-		t.unreach(r)
-		t.drop(r)
-		return true
+// relist puts a record into leaves, or takes it out, as it is now: those are in
+// it that nothing is below, that are held for what events have told and for
+// nothing else, and that are in no other list. The order is that in which they
+// were last told of or asked for.
+func (t *tree) relist(r ref) {
+	rec := t.at(r)
+	is := rec.state&leafBit != 0
+	should := rec.child == 0 && rec.state&toldBits != 0 && rec.state&(otherBits|spareBit|listedBit) == 0
+	switch {
+	case is && !should:
+		rec.state &^= leafBit
+		t.cut(&t.leaves, r)
+	case should && !is:
+		rec.state |= leafBit
+		t.link(&t.leaves, r, t.leaves.last)
 	}
-	return false
+}
+
+// giveUp drops the leaf that has not been told of or asked for for the longest
+// time, of those that are held for no other reason than that events have told
+// so. It reports whether there was one.
+func (t *tree) giveUp() bool {
+	r := t.leaves.first
+	if r == 0 {
+		return false
+	}
+	for why := range reason(Tiers) {
+		if t.zero(r, why) {
+			t.blocks[why]--
+		}
+	}
+	t.unreach(r)
+	t.drop(r)
+	return true
 }
 
 // push puts a record at the end of a list, pushFront at its beginning, replace
 // where another is, and unlink takes it out.
-func (t *tree) push(l *list, r ref) {
-	rec := t.at(r)
-	rec.before, rec.after = l.last, 0
-	if l.last != 0 {
-		t.at(l.last).after = r
-	} else {
-		l.first = r
-	}
-	l.last = r
-	l.n++
-}
+func (t *tree) push(l *list, r ref)      { t.enlist(l, r, l.last) }
+func (t *tree) pushFront(l *list, r ref) { t.enlist(l, r, 0) }
 
-func (t *tree) pushFront(l *list, r ref) {
+func (t *tree) enlist(l *list, r, before ref) {
 	rec := t.at(r)
-	rec.before, rec.after = 0, l.first
-	if l.first != 0 {
-		t.at(l.first).before = r
-	} else {
-		l.last = r
-	}
-	l.first = r
-	l.n++
+	rec.state |= listedBit
+	t.relist(r)
+	t.link(l, r, before)
 }
 
 func (t *tree) replace(l *list, old, r ref) {
-	o, rec := t.at(old), t.at(r)
-	rec.before, rec.after = o.before, o.after
-	o.before, o.after = 0, 0
-	if rec.before != 0 {
-		t.at(rec.before).after = r
+	t.enlist(l, r, old)
+	t.unlink(l, old)
+}
+
+func (t *tree) unlink(l *list, r ref) {
+	t.cut(l, r)
+	t.at(r).state &^= listedBit
+	t.relist(r)
+}
+
+// link puts a record behind another of a list, or at its beginning for 0.
+func (t *tree) link(l *list, r, before ref) {
+	rec := t.at(r)
+	if rec.before = before; before != 0 {
+		b := t.at(before)
+		rec.after, b.after = b.after, r
 	} else {
-		l.first = r
+		rec.after, l.first = l.first, r
 	}
 	if rec.after != 0 {
 		t.at(rec.after).before = r
 	} else {
 		l.last = r
 	}
+	l.n++
 }
 
-func (t *tree) unlink(l *list, r ref) {
+// cut takes a record out of a list.
+func (t *tree) cut(l *list, r ref) {
 	rec := t.at(r)
 	if rec.before != 0 {
 		t.at(rec.before).after = rec.after
@@ -723,8 +769,8 @@ func (t *tree) unlink(l *list, r ref) {
 // after is the record behind r in its list, 0 for the last.
 func (t *tree) after(r ref) ref { return t.at(r).after }
 
-// linked: the record is in the list, if it is in any.
-func (t *tree) linked(l *list, r ref) bool { return t.at(r).before != 0 || l.first == r }
+// linked: the record is in the list, which is the only one that it may be in.
+func (t *tree) linked(_ *list, r ref) bool { return t.at(r).state&listedBit != 0 }
 
 // branches finds the records of a tree that were not alone below their parent
 // when they were made, by their hash. It is a table with open addressing. The

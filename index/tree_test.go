@@ -142,6 +142,27 @@ func checkTree(t *testing.T, tr *tree, w *wood, p plainTree, spares map[ref]int)
 			}
 		}
 	}
+	// The leaves that may go.
+	listed := map[ref]bool{}
+	for r := tr.leaves.first; r != 0; r = tr.after(r) {
+		listed[r] = true
+	}
+	if len(listed) != tr.leaves.n {
+		t.Fatalf("%d leaves are listed, and counted %d", len(listed), tr.leaves.n)
+	}
+	for r := tr.following(tr.top); r != tr.top; r = tr.following(r) {
+		told, other := 0, 0
+		for why := range reasons {
+			if why < Tiers {
+				told += tr.holds(r, why)
+			} else {
+				other += tr.holds(r, why)
+			}
+		}
+		if want := tr.at(r).child == 0 && told > 0 && other == 0 && !tr.isSpare(r) && !tr.linked(nil, r); want != listed[r] {
+			t.Fatalf("record %d is among the leaves: %v, want %v", r, listed[r], want)
+		}
+	}
 	// The lanes.
 	depth := make([]int32, tr.lanes.n.Load())
 	for b := range w.before {

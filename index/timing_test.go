@@ -1,0 +1,441 @@
+package index
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/bits"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"text/tabwriter"
+	"time"
+)
+
+// TestIndexTiming measures looking up and changing, of the table beside plainer
+// ways to keep the same. It is run by make bench-index, which names the results'
+// file in INFERRAIL_BENCH_INDEX.
+//
+// A prompt has 512 blocks. Each look-up is timed by itself, with the clock's own
+// time in it, so percentiles are of single look-ups. With writers, 12 goroutines
+// change the table without a pause all the while: each lets conversations that
+// nobody asks for come and go, block by block, and lets the ends of prompts that
+// are asked for go and come again.
+func TestIndexTiming(t *testing.T) {
+	results := os.Getenv("INFERRAIL_BENCH_INDEX")
+	if results == "" {
+		t.Skip("a benchmark; make bench-index runs it")
+	}
+	b := indexTiming{only: os.Getenv("INFERRAIL_BENCH_INDEX_ONLY")}
+	b.Date, b.Machine = time.Now().UTC().Format(time.RFC3339), timedMachine()
+	b.measure()
+	b.print(os.Stdout)
+	if b.only != "" {
+		return
+	}
+	out, err := json.MarshalIndent(&b.indexReport, "", "  ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(results, append(out, '\n'), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+const (
+	timedBlocks  = 512
+	timedSystem  = 64 // blocks of the system prompt that conversations share
+	timedWriters = 12
+	timedPairs   = 1_000_000 // of block and slot, where a table is large
+)
+
+// indexReport is bench/results/index.json.
+type indexReport struct {
+	Date    string            `json:"date"`
+	Machine map[string]string `json:"machine"`
+	ClockNs float64           `json:"clock_ns"` // is in each look-up's time
+	Looks   []lookRow         `json:"look_ups"`
+	Changes []changeRow       `json:"changes"`
+}
+
+// lookRow is the times of many look-ups of one kind.
+type lookRow struct {
+	Contestant string  `json:"contestant"`
+	Slots      int     `json:"slots"`
+	Shape      string  `json:"shape"`
+	Writers    int     `json:"writers"`
+	Median     float64 `json:"p50_ns"`
+	P99        float64 `json:"p99_ns"`
+	P999       float64 `json:"p999_ns"`
+}
+
+// changeRow is what a change takes, on one core, and what is held after many.
+type changeRow struct {
+	Contestant string  `json:"contestant"`
+	What       string  `json:"what"`
+	Ns         float64 `json:"ns"`
+	PairBytes  float64 `json:"bytes_per_pair"`
+}
+
+// timedTable is what is compared.
+type timedTable interface {
+	enter(h Hash, l lane)
+	leave(h Hash, l lane)
+	match(depth []int32, chain []Hash)
+	bytes() int64
+}
+
+var timedTables = []struct {
+	name string
+	make func() timedTable
+}{
+	{"table", func() timedTable { return newTable() }},
+	{"map, jumps", func() timedTable { return newLockedTable(true) }},
+	{"map, walk", func() timedTable { return newLockedTable(false) }},
+}
+
+// lockedTable is a map in shards with a lock each, of bitmaps of lanes. With
+// jumps, match goes on by 32 blocks while the number of lanes stays, as Dynamo
+// does, and block by block where it does not.
+type lockedTable struct {
+	jumps  bool
+	shards [64]struct {
+		sync.RWMutex
+		lanes map[Hash][]uint64
+	}
+}
+
+func newLockedTable(jumps bool) *lockedTable {
+	t := &lockedTable{jumps: jumps}
+	for i := range t.shards {
+		t.shards[i].lanes = map[Hash][]uint64{}
+	}
+	return t
+}
+
+func (t *lockedTable) enter(h Hash, l lane) {
+	s := &t.shards[h.Lo%64]
+	s.Lock()
+	defer s.Unlock()
+	set := s.lanes[h]
+	if n := int(l/64) + 1; n > len(set) {
+		set = append(set, make([]uint64, n-len(set))...)
+		s.lanes[h] = set
+	}
+	set[l/64] |= 1 << (l % 64)
+}
+
+func (t *lockedTable) leave(h Hash, l lane) {
+	s := &t.shards[h.Lo%64]
+	s.Lock()
+	defer s.Unlock()
+	set := s.lanes[h]
+	set[l/64] &^= 1 << (l % 64)
+	for _, word := range set {
+		if word != 0 {
+			return
+		}
+	}
+	delete(s.lanes, h)
+}
+
+func (t *lockedTable) match(depth []int32, chain []Hash) {
+	var now, next [64]uint64
+	read := func(i int) (n int) {
+		h := chain[i]
+		s := &t.shards[h.Lo%64]
+		s.RLock()
+		defer s.RUnlock()
+		clear(next[copy(next[:], s.lanes[h]):])
+		for _, word := range next {
+			n += bits.OnesCount64(word)
+		}
+		return n
+	}
+	end := func(i int) {
+		for w := range now {
+			for gone := now[w] &^ next[w]; gone != 0; gone &= gone - 1 {
+				if l := 64*w + bits.TrailingZeros64(gone); l < len(depth) {
+					depth[l] = int32(i)
+				}
+			}
+		}
+		now = next
+	}
+	n := read(0)
+	now = next
+	i := 0
+	for n > 0 {
+		if far := i + 32; t.jumps && far < len(chain) && read(far) == n {
+			i = far
+			continue
+		}
+		for stop := min(i+32, len(chain)); i < stop; i++ {
+			if m := 0; i+1 < len(chain) {
+				if m = read(i + 1); m != n {
+					end(i + 1)
+					n = m
+				}
+			} else {
+				clear(next[:])
+				end(i + 1)
+				return
+			}
+			if n == 0 {
+				return
+			}
+		}
+	}
+}
+
+func (t *lockedTable) bytes() int64 { return 0 }
+
+// indexTiming is one run of the benchmark.
+type indexTiming struct {
+	indexReport
+	only string // a contestant, for a quick look
+}
+
+func timedChain(r *rand.Rand, n int) []Hash {
+	chain := make([]Hash, n)
+	for i := range chain {
+		chain[i] = Hash{r.Uint64(), r.Uint64()}
+	}
+	return chain
+}
+
+// timedShapes fill a table, and return the prompts to ask for.
+var timedShapes = []struct {
+	name string
+	fill func(r *rand.Rand, t timedTable, slots int) [][]Hash
+}{
+	{"all hold all", func(r *rand.Rand, t timedTable, slots int) [][]Hash {
+		return timedDepths(t, slots, timedChain(r, timedBlocks), func() int { return timedBlocks })
+	}},
+	{"each to a random depth", func(r *rand.Rand, t timedTable, slots int) [][]Hash {
+		return timedDepths(t, slots, timedChain(r, timedBlocks), func() int { return r.IntN(timedBlocks + 1) })
+	}},
+	{"conversations, few", func(r *rand.Rand, t timedTable, slots int) [][]Hash {
+		return timedConversations(r, t, slots, 20*timedBlocks)
+	}},
+	{"conversations, 1M pairs", func(r *rand.Rand, t timedTable, slots int) [][]Hash {
+		return timedConversations(r, t, slots, timedPairs)
+	}},
+	{"nothing known, 1M pairs", func(r *rand.Rand, t timedTable, slots int) (prompts [][]Hash) {
+		timedConversations(r, t, slots, timedPairs)
+		for range 2000 {
+			prompts = append(prompts, timedChain(r, timedBlocks))
+		}
+		return prompts
+	}},
+}
+
+func timedDepths(t timedTable, slots int, chain []Hash, depth func() int) [][]Hash {
+	for l := range slots {
+		for _, h := range chain[:depth()] {
+			t.enter(h, lane(l))
+		}
+	}
+	return [][]Hash{chain}
+}
+
+// timedConversations is prompts that begin with a system prompt that all slots
+// hold. One to three slots hold more of each.
+func timedConversations(r *rand.Rand, t timedTable, slots, pairs int) (prompts [][]Hash) {
+	system := timedChain(r, timedSystem)
+	timedDepths(t, slots, system, func() int { return timedSystem })
+	for pairs > 0 {
+		chain := append(system[:timedSystem:timedSystem], timedChain(r, timedBlocks-timedSystem)...)
+		for range 1 + r.IntN(3) {
+			held := chain[timedSystem : timedSystem+1+r.IntN(timedBlocks-timedSystem)]
+			l := lane(r.IntN(slots))
+			for _, h := range held {
+				t.enter(h, l)
+			}
+			pairs -= len(held)
+		}
+		prompts = append(prompts, chain)
+	}
+	return prompts
+}
+
+func (b *indexTiming) measure() {
+	b.clock()
+	for _, c := range timedTables {
+		if b.only != "" && b.only != c.name {
+			continue
+		}
+		for _, slots := range []int{64, 1000} {
+			for _, shape := range timedShapes {
+				r := rand.New(rand.NewPCG(1, uint64(slots)))
+				t := c.make()
+				prompts := shape.fill(r, t, slots)
+				for _, writers := range []int{0, timedWriters} {
+					row := lookRow{Contestant: c.name, Slots: slots, Shape: shape.name, Writers: writers}
+					b.look(&row, t, prompts)
+					b.Looks = append(b.Looks, row)
+				}
+			}
+		}
+		b.change(c.name, c.make())
+	}
+}
+
+func (b *indexTiming) clock() {
+	var took []int64
+	for range 10000 {
+		began := time.Now()
+		took = append(took, int64(time.Since(began)))
+	}
+	slices.Sort(took)
+	b.ClockNs = float64(took[len(took)/2])
+}
+
+// look times look-ups for a second, and 20,000 of them at least.
+func (b *indexTiming) look(row *lookRow, t timedTable, prompts [][]Hash) {
+	runtime.GC()
+	r := rand.New(rand.NewPCG(2, 2))
+	depth := make([]int32, row.Slots)
+	var done atomic.Bool
+	var writers sync.WaitGroup
+	for w := range row.Writers {
+		writers.Go(func() { timedWrite(rand.New(rand.NewPCG(3, uint64(w))), t, lane(w), prompts[w%len(prompts)], &done) })
+	}
+	var took []float64
+	for began := time.Now(); len(took) < 20000 || time.Since(began) < time.Second; {
+		prompt := prompts[r.IntN(len(prompts))]
+		clear(depth)
+		start := time.Now()
+		t.match(depth, prompt)
+		took = append(took, float64(time.Since(start)))
+	}
+	done.Store(true)
+	writers.Wait()
+	slices.Sort(took)
+	at := func(p float64) float64 { return took[int(p*float64(len(took)-1))] }
+	row.Median, row.P99, row.P999 = at(0.5), at(0.99), at(0.999)
+}
+
+// timedWrite changes a table until it is done, and leaves as it was what others
+// ask for.
+func timedWrite(r *rand.Rand, t timedTable, l lane, prompt []Hash, done *atomic.Bool) {
+	depth := make([]int32, l+1)
+	t.match(depth, prompt)
+	var held [][]Hash
+	for !done.Load() {
+		chain := timedChain(r, timedBlocks)
+		for _, h := range chain {
+			t.enter(h, l)
+		}
+		end := prompt[max(0, depth[l]-8):depth[l]]
+		for i := range end {
+			t.leave(end[len(end)-1-i], l)
+		}
+		for _, h := range end {
+			t.enter(h, l)
+		}
+		if held = append(held, chain); len(held) > 8 {
+			for i := range held[0] {
+				t.leave(held[0][len(held[0])-1-i], l)
+			}
+			held = held[1:]
+		}
+	}
+	for _, chain := range held {
+		for i := range chain {
+			t.leave(chain[len(chain)-1-i], l)
+		}
+	}
+}
+
+// threadTime is what the thread has had of a core.
+func threadTime() time.Duration {
+	const thread = 1
+	var use syscall.Rusage
+	if err := syscall.Getrusage(thread, &use); err != nil {
+		panic(err)
+	}
+	return time.Duration(use.Utime.Nano() + use.Stime.Nano())
+}
+
+// change times changes, in a table of a million pairs: what it takes to get
+// there, and blocks that come and go. Only the core's time that they take is
+// counted, not that of the garbage collector.
+func (b *indexTiming) change(name string, t timedTable) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	r := rand.New(rand.NewPCG(4, 4))
+	chain, other := timedChain(r, timedPairs), timedChain(r, timedPairs)
+	row := func(what string, n int, f func()) {
+		runtime.GC()
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		began := threadTime()
+		f()
+		ns := float64(threadTime()-began) / float64(n)
+		size := t.bytes()
+		if size == 0 {
+			runtime.GC()
+			runtime.ReadMemStats(&after)
+			size = int64(after.HeapAlloc) - int64(before.HeapAlloc)
+		}
+		b.Changes = append(b.Changes, changeRow{Contestant: name, What: what, Ns: ns, PairBytes: float64(size) / timedPairs})
+	}
+	row("1M blocks enter an empty table", timedPairs, func() {
+		for _, h := range chain {
+			t.enter(h, 1)
+		}
+	})
+	row("and at another slot", timedPairs, func() {
+		for _, h := range chain {
+			t.enter(h, 2)
+		}
+	})
+	row("and leave", timedPairs, func() {
+		for _, h := range chain {
+			t.leave(h, 2)
+		}
+	})
+	row("one leaves for another that enters", 2*timedPairs, func() {
+		for i, h := range chain {
+			t.leave(h, 1)
+			t.enter(other[i], 1)
+		}
+	})
+}
+
+func (b *indexTiming) print(w io.Writer) {
+	fmt.Fprintf(w, "\n%v\n\nlooking up %d blocks, us; the clock takes %.0f ns of it\n\n", b.Machine, timedBlocks, b.ClockNs)
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "contestant\tslots\tshape\twriters\tp50\tp99\tp99.9")
+	for _, r := range b.Looks {
+		fmt.Fprintf(table, "%s\t%d\t%s\t%d\t%.2f\t%.2f\t%.2f\n", r.Contestant, r.Slots, r.Shape, r.Writers, r.Median/1e3, r.P99/1e3, r.P999/1e3)
+	}
+	fmt.Fprintln(table, "\ncontestant\tchange\tns\tbytes a pair")
+	for _, r := range b.Changes {
+		fmt.Fprintf(table, "%s\t%s\t%.0f\t%.0f\n", r.Contestant, r.What, r.Ns, r.PairBytes)
+	}
+	table.Flush()
+}
+
+// timedMachine is where the figures were measured.
+func timedMachine() map[string]string {
+	m := map[string]string{"arch": runtime.GOARCH, "cpus": fmt.Sprint(runtime.NumCPU()), "go": runtime.Version()}
+	if info, err := os.ReadFile("/proc/cpuinfo"); err == nil {
+		if found := regexp.MustCompile(`model name\s*: (.*)`).FindSubmatch(info); found != nil {
+			m["cpu"] = string(found[1])
+		}
+	}
+	if commit, err := exec.Command("git", "rev-parse", "HEAD").Output(); err == nil {
+		m["commit"] = strings.TrimSpace(string(commit))
+	}
+	return m
+}
