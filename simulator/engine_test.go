@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -183,7 +184,7 @@ func letters(text string) []uint32 {
 func describe(c *change, names map[blockName]string) string {
 	short := func(n blockName) string {
 		if names[n] == "" {
-			names[n] = fmt.Sprintf("b%d", len(names))
+			names[n] = strconv.Itoa(len(names))
 		}
 		return names[n]
 	}
