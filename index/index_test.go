@@ -138,7 +138,7 @@ func TestBound(t *testing.T) {
 		}
 	}
 	// The first slot takes it all, in long chains and short.
-	for i := range 2000 {
+	for i := range 700 {
 		chain := conversation(i, 1+r.IntN(200))
 		if n := tell(x, 0, chain); n != len(chain) {
 			t.Fatalf("only %d of %d blocks were taken", n, len(chain))
@@ -153,7 +153,7 @@ func TestBound(t *testing.T) {
 		t.Errorf("the slot that lost blocks is %v (%s), another one %v", st[0].State, st[0].Why, st[1].State)
 	}
 	// The others get their share of it.
-	for i := range 1200 {
+	for i := range 700 {
 		number := 1 + i%3
 		chain := conversation(-1-i, 1+r.IntN(200))
 		if n := tell(x, number, chain); n != len(chain) {
@@ -171,7 +171,7 @@ func TestBound(t *testing.T) {
 	}
 	// What is asked for again and again outlives what is not.
 	dear := conversation(1<<30, 100)
-	for i := range 600 {
+	for i := range 400 {
 		tell(x, 0, dear)
 		tell(x, 0, conversation(1<<20+i, 100))
 	}
