@@ -252,6 +252,19 @@ func (x *Index) SetState(number int, state State, why string) {
 	}
 }
 
+// doubt takes away what events have told of a block on the GPU, as the shadow
+// evicts it, in a slot where what they tell has proved wrong.
+func (s *slot) doubt(r ref) {
+	t := &s.tree
+	if s.state != Mismatched || t.isSpare(r) {
+		return
+	}
+	// It is guessed, so it is held as before.
+	if t.zero(r, reason(GPU)) {
+		t.blocks[GPU]--
+	}
+}
+
 // makeRoom gives up some blocks of the slot that holds the most, or one of s
 // itself where that is in use by another goroutine, and returns how many. The
 // mutex of s is held.

@@ -780,16 +780,17 @@ type branches struct {
 	n     int
 }
 
-// home is the cell that a hash should be in.
-func (b *branches) home(h Hash) uint32 {
-	return uint32((h.Lo >> 32) * uint64(len(b.cells)) >> 32)
+// home is the cell that a hash should be in. Like the table's places, nobody who
+// chooses prompts knows it.
+func (b *branches) home(t *tree, h Hash) uint32 {
+	return uint32((t.arena.table.place(h) >> 32) * uint64(len(b.cells)) >> 32)
 }
 
 func (b *branches) find(t *tree, h Hash) ref {
 	if b.n == 0 {
 		return 0
 	}
-	for i := b.home(h); ; {
+	for i := b.home(t, h); ; {
 		r := b.cells[i]
 		if r == 0 || t.at(r).hash() == h {
 			return r
@@ -811,7 +812,7 @@ func (b *branches) insert(t *tree, r ref) {
 }
 
 func (b *branches) put(t *tree, r ref) {
-	i := b.home(t.at(r).hash())
+	i := b.home(t, t.at(r).hash())
 	for b.cells[i] != 0 {
 		if i++; i == uint32(len(b.cells)) {
 			i = 0
@@ -834,7 +835,7 @@ func (b *branches) resize(t *tree, size int) {
 // remove takes out a record that is there, and moves those behind it up.
 func (b *branches) remove(t *tree, r ref) {
 	size := uint32(len(b.cells))
-	i := b.home(t.at(r).hash())
+	i := b.home(t, t.at(r).hash())
 	for b.cells[i] != r {
 		if i++; i == size {
 			i = 0
@@ -849,7 +850,7 @@ func (b *branches) remove(t *tree, r ref) {
 			break
 		}
 		// It may move to i unless its home is behind i, up to j.
-		if home := b.home(t.at(o).hash()); (j+size-home)%size >= (j+size-i)%size {
+		if home := b.home(t, t.at(o).hash()); (j+size-home)%size >= (j+size-i)%size {
 			b.cells[i] = o
 			i = j
 		}
