@@ -265,3 +265,50 @@ func TestWarmRestart(t *testing.T) {
 	expect(a, story(1), true)
 	stopped(t, a)
 }
+
+// Each rank has a cache of its own: what is predicted of the one that a request
+// was sent to is what it finds.
+func TestRanksCaches(t *testing.T) {
+	for _, kind := range []string{"vllm", "sglang"} {
+		engine, err := simulator.Start(simulator.Config{Engine: kind, ServedModelName: []string{"m"}, ZeroLatency: true,
+			EnablePromptTokensDetails: true, NumGPUBlocks: 2000, DataParallelSize: 3})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { engine.Close() })
+		c := DefaultConfig()
+		c.Listen, c.AdminListen, c.Datapath.Mode = "127.0.0.1:0", "127.0.0.1:0", "copy"
+		c.Models = []ModelConfig{{Name: "m", Tokenizer: "builtin:sim"}}
+		c.Replicas = []ReplicaConfig{{ID: "a", URL: engine.URL()}}
+		a := startAgent(t, c)
+		eventually(t, func() bool { return promptPage(t, a).State == "exact" }, func() string { return "prompts are not followed" })
+		served := map[string]bool{}
+		for i := range 60 {
+			body := fmt.Sprintf(`{"model":"m","max_tokens":2,"prompt":%q}`, story(i%7))
+			resp, err := http.Post("http://"+a.Addr().String()+"/v1/completions", "application/json", strings.NewReader(body))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var answer struct {
+				Usage struct {
+					Details struct {
+						Cached int `json:"cached_tokens"`
+					} `json:"prompt_tokens_details"`
+				} `json:"usage"`
+			}
+			err = json.NewDecoder(resp.Body).Decode(&answer)
+			resp.Body.Close()
+			if err != nil || resp.StatusCode != 200 {
+				t.Fatalf("status %d, %v", resp.StatusCode, err)
+			}
+			served[resp.Header.Get("x-inferrail-replica")] = true
+			if got := resp.Header.Get("x-inferrail-cached-tokens"); got != strconv.Itoa(answer.Usage.Details.Cached) {
+				t.Errorf("%s: request %d at %s: %s tokens are predicted and %d were cached", kind, i, resp.Header.Get("x-inferrail-replica"), got, answer.Usage.Details.Cached)
+			}
+		}
+		if len(served) != 3 || !served["a/0"] || !served["a/2"] {
+			t.Errorf("%s: served by %v", kind, served)
+		}
+		stopped(t, a)
+	}
+}
