@@ -228,13 +228,19 @@ func (x *exchange) lookUp() {
 		b.give()
 		return
 	}
-	if !x.call.uncached(x.path) {
-		b.look(x.cache.index, x.model.Replicas)
-	}
-	x.blocks, x.lookedUp, x.lookupTook = b, true, time.Since(began)
+	x.blocks, x.lookedUp = b, true
+	x.lookAgain()
+	x.lookupTook = time.Since(began)
 	if n := b.memory(); n > smallBody {
 		x.held += n
 		x.c.s.buffered.Add(n)
+	}
+}
+
+// lookAgain finds what the engines hold by now, if what they hold is of use.
+func (x *exchange) lookAgain() {
+	if x.blocks != nil && !x.call.uncached(x.path) {
+		x.blocks.look(x.cache.index, x.model.Replicas)
 	}
 }
 
