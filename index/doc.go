@@ -20,11 +20,12 @@
 // # Memory
 //
 // The records of all trees lie in one arena (arena.go) of chunks without
-// pointers, 44 bytes each, which go from tree to tree in batches: a slot that
+// pointers, 52 bytes each, which go from tree to tree in batches: a slot that
 // leaves, forgets or evicts leaves them to the others. A record has its hash, so
 // a chain needs no map: the block behind another is the first one below it, and
 // only where prompts part are there maps, of 4 bytes in a cell. Together with the
-// table's entry that is 80 bytes for a block that one slot holds.
+// table's entry that is 88 bytes for a block that one slot holds, and 94 where the
+// engine names it in events.
 //
 // Config.MaxBytes bounds the chunks, the table, and the maps of trees, shadows
 // and events together; they are counted as they are allocated. A little below it

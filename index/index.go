@@ -253,17 +253,16 @@ func (x *Index) SetState(number int, state State, why string) {
 }
 
 // doubt takes away what events have told of a block on the GPU, as the shadow
-// evicts it, in a slot whose events are not whole: that the engine has evicted
-// it may be what was lost, and would never be told again.
+// evicts it, in a slot where what they tell has proved wrong.
 func (s *slot) doubt(r ref) {
 	t := &s.tree
-	if s.state == Exact || s.state == Repairing || t.isSpare(r) || t.holds(r, reason(GPU)) == 0 {
+	if s.state != Mismatched || t.isSpare(r) {
 		return
 	}
-	s.told.lose(s, r)
 	// It is guessed, so it is held as before.
-	t.zero(r, reason(GPU))
-	t.blocks[GPU]--
+	if t.zero(r, reason(GPU)) {
+		t.blocks[GPU]--
+	}
 }
 
 // makeRoom gives up some blocks of the slot that holds the most, or one of s

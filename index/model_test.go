@@ -78,7 +78,7 @@ func (p *plainSlot) expire(now time.Time) {
 func (p *plainSlot) claim(c *plainClaim, path []int) {
 	c.life, c.exact = p.life, p.state == Exact
 	hit := 0
-	for hit < len(path) && p.gpu(path[hit]) {
+	for hit < len(path) && p.gpu(path[hit]) && (!c.exact || p.told[path[hit]] != nil && p.told[path[hit]][GPU] > 0) {
 		hit++
 	}
 	if c.exact {
