@@ -207,7 +207,6 @@ func (f *fleet) joinIndexLocked(cfg *Config, m *member) bool {
 		return true
 	}
 	if anew {
-		f.states.contradict(m.replica.Slot, "")
 		m.subscriber.anew(func() *kvevent.Cursor {
 			f.index.Join(m.replica.Slot, slot)
 			return nil

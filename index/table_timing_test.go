@@ -109,8 +109,8 @@ var timedTables = []struct {
 	{"map, walk", func() timedTable { return newLockedTable(false) }},
 }
 
-// lockedTable is a map in shards with a lock each, of bitmaps of lanes. With
-// jumps, match goes on by 32 blocks while the number of lanes stays, as Dynamo
+// lockedTable is a map in shards with a lock each, of bitmaps of lanes, up to 4,096
+// of these. With jumps, match goes on by 32 blocks while the number of lanes stays, as Dynamo
 // does, and block by block where it does not.
 type lockedTable struct {
 	jumps  bool
@@ -155,13 +155,15 @@ func (t *lockedTable) leave(h Hash, l lane) {
 }
 
 func (t *lockedTable) match(depth []int32, chain []Hash) {
-	var now, next [64]uint64
+	var sets [2][64]uint64
+	words := (len(depth) + 63) / 64
+	now, next := sets[0][:words], sets[1][:words]
 	read := func(i int) (n int) {
 		h := chain[i]
 		s := &t.shards[h.Lo%64]
 		s.RLock()
 		defer s.RUnlock()
-		clear(next[copy(next[:], s.lanes[h]):])
+		clear(next[copy(next, s.lanes[h]):])
 		for _, word := range next {
 			n += bits.OnesCount64(word)
 		}
@@ -175,10 +177,10 @@ func (t *lockedTable) match(depth []int32, chain []Hash) {
 				}
 			}
 		}
-		now = next
+		copy(now, next)
 	}
 	n := read(0)
-	now = next
+	copy(now, next)
 	i := 0
 	for n > 0 {
 		if far := i + 32; t.jumps && far < len(chain) && read(far) == n {
@@ -192,7 +194,7 @@ func (t *lockedTable) match(depth []int32, chain []Hash) {
 					n = m
 				}
 			} else {
-				clear(next[:])
+				clear(next)
 				end(i + 1)
 				return
 			}
@@ -395,9 +397,11 @@ func (b *indexTiming) change(contestant, what string, n int, f func(), size func
 	if bytes == 0 {
 		runtime.GC()
 		runtime.ReadMemStats(&after)
-		bytes = int64(after.HeapAlloc) - int64(before.HeapAlloc)
+		bytes = max(0, int64(after.HeapAlloc)-int64(before.HeapAlloc))
 	}
-	row.PairBytes = float64(bytes) / float64(pairs)
+	if pairs > 0 {
+		row.PairBytes = float64(bytes) / float64(pairs)
+	}
 	b.Changes = append(b.Changes, row)
 }
 
@@ -441,9 +445,16 @@ func (b *indexTiming) print(w io.Writer) {
 	}
 	fmt.Fprintln(table, "\ncontestant\tchange\tns\tbytes a pair")
 	for _, r := range b.Changes {
-		fmt.Fprintf(table, "%s\t%s\t%.0f\t%.0f\n", r.Contestant, r.What, r.Ns, r.PairBytes)
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", r.Contestant, r.What, orDash(r.Ns), orDash(r.PairBytes))
 	}
 	table.Flush()
+}
+
+func orDash(value float64) string {
+	if value == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.0f", value)
 }
 
 // timedMachine is where the figures were measured.
@@ -453,6 +464,9 @@ func timedMachine() map[string]string {
 		if found := regexp.MustCompile(`model name\s*: (.*)`).FindSubmatch(info); found != nil {
 			m["cpu"] = string(found[1])
 		}
+	}
+	if load, err := os.ReadFile("/proc/loadavg"); err == nil {
+		m["load before"] = strings.Fields(string(load))[0]
 	}
 	if commit, err := exec.Command("git", "rev-parse", "HEAD").Output(); err == nil {
 		m["commit"] = strings.TrimSpace(string(commit))

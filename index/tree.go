@@ -107,6 +107,8 @@ type tree struct {
 	// many. It is called with the slot's mutex held.
 	makeRoom func() int
 	credit   int // how many may come for those that were given up
+	// dropped is told of each record that goes.
+	dropped func(ref)
 }
 
 // list is records in an order, the oldest first. A record is in one list at
@@ -493,6 +495,9 @@ func (t *tree) drop(r ref) {
 // unhang takes a record that nothing is below out of the tree.
 func (t *tree) unhang(r ref) {
 	rec := t.at(r)
+	if t.dropped != nil {
+		t.dropped(r)
+	}
 	if rec.state&branchBit != 0 {
 		t.branches.remove(t, r)
 	}
@@ -688,13 +693,12 @@ func (t *tree) relist(r ref) {
 
 // giveUp drops the leaf that has not been told of or asked for for the longest
 // time, of those that are held for no other reason than that events have told
-// so. It reports whether there was one; lose is told which before it goes.
-func (t *tree) giveUp(lose func(ref)) bool {
+// so. It reports whether there was one.
+func (t *tree) giveUp() bool {
 	r := t.leaves.first
 	if r == 0 {
 		return false
 	}
-	lose(r)
 	for why := range reason(Tiers) {
 		if t.zero(r, why) {
 			t.blocks[why]--

@@ -3,7 +3,6 @@ package index
 import (
 	"fmt"
 	"testing"
-	"time"
 )
 
 // BenchmarkTree holds and releases blocks, and walks chains that are there
@@ -54,40 +53,6 @@ func BenchmarkTree(b *testing.B) {
 			t.hold(last, reason(GPU))
 		}
 	})
-}
-
-// BenchmarkClaim sends a prompt of 512 blocks, of which a slot holds all or
-// none, and ends it.
-func BenchmarkClaim(b *testing.B) {
-	run := func(name string, state State, fresh bool) {
-		b.Run(name, func(b *testing.B) {
-			x := New(Config{})
-			x.Join(0, SlotConfig{Model: "m", BlockSize: 16, Capacity: 64 * 512})
-			x.SetState(0, state, "")
-			var prompts []Prompt
-			for i := range 128 {
-				prompts = append(prompts, Prompt{Chain: conversation(i, 512), IDs: numbers(16*512 + 3), Block: 16})
-			}
-			if !fresh {
-				prompts = prompts[:32]
-			}
-			now := time.Unix(1000, 0)
-			b.ReportAllocs()
-			n := 0
-			for b.Loop() {
-				var c Claim
-				now = now.Add(time.Second)
-				x.Claim(&c, 0, &prompts[n%len(prompts)], Held{}, now)
-				x.Prefilled(&c, now)
-				x.Release(&c, 0, now)
-				n++
-			}
-			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/512, "ns/block")
-		})
-	}
-	run("held", Approximate, false)
-	run("evicting", Approximate, true)
-	run("expected", Exact, true)
 }
 
 func walk(t *tree, refs []ref, chain []Hash) {
