@@ -218,6 +218,10 @@ func TestBoundEvents(t *testing.T) {
 	if n := x.at(0).told.names.n; n != st.Blocks[GPU] {
 		t.Errorf("%d names of %d blocks", n, st.Blocks[GPU])
 	}
+	x.Untell(0)
+	if st := x.Stats(nil)[0]; st.State != Exact || st.Blocks[GPU] != 0 {
+		t.Errorf("when all is told anew: %+v", st)
+	}
 }
 
 // TestBoundTooSmall: a bound that permits nothing is no reason to fail.
