@@ -20,6 +20,7 @@ type Event struct {
 	Kind Kind
 	// Hashes are the engine's names for the blocks, in the order of the prompt.
 	// Longer ones are their last 8 bytes, big-endian, as vLLM shortens them.
+	// Signed ones are cast.
 	Hashes []uint64
 	// Parent is the block before the first; without HasParent it is the first
 	// of a prompt.
@@ -32,11 +33,12 @@ type Event struct {
 	// Medium is in lower case: gpu, cpu, cpu_pinned, disk, ...; empty is gpu.
 	Medium string
 	// Adapter is the name of the LoRA adapter; AdapterID, when it is not -1, is
-	// what is known of it by older engines.
+	// its number, which is all that older engines tell.
 	Adapter   string
 	AdapterID int64
-	// Extra are the extra keys of each block, where there are any; Salt is the
-	// cache_salt, which vLLM has among those of a prompt's first block.
+	// Extra are the extra keys of each block, as far as the last that has any,
+	// without the adapter's name and the cache_salt. Salt is that, in the first
+	// blocks of a prompt.
 	Extra [][]Key
 	Salt  string
 	// Group is the KV cache group, -1 when not told; Spec is its kind.
@@ -57,6 +59,7 @@ type Key struct {
 type Batch struct {
 	Time   float64 // seconds since 1970, by the engine's clock
 	Events []Event
+	Passed int // events of unknown kinds, which are not among them
 	Rank   int // -1 when not told
 	// Publisher is the id that a publisher with snapshots gives itself.
 	Publisher [16]byte
