@@ -495,7 +495,8 @@ func (sh *shadow) release(s *slot, c *Claim, generated int, now time.Time) {
 	}
 	// The last token that was generated is not computed.
 	if generated > 0 {
-		behind := int64(max(c.rest, 0)) + int64(generated) - 1
+		// No engine has more than its memory, whatever it tells.
+		behind := int64(max(c.rest, 0)) + min(int64(generated)-1, sh.size)
 		full := behind / sh.block
 		more := sh.blocks(behind) - sh.blocks(int64(c.rest))
 		sh.take(s, more*sh.block, now)
