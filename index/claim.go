@@ -443,6 +443,10 @@ func (sh *shadow) prefilled(s *slot, c *Claim, now time.Time) {
 		if r != c.tail && r != 0 {
 			sh.end(r)
 		}
+		cost := sh.block
+		if c.text {
+			cost = textTokens
+		}
 		r = c.tail
 		for range c.added {
 			if t.holds(r, guessed) == 0 {
@@ -450,9 +454,9 @@ func (sh *shadow) prefilled(s *slot, c *Claim, now time.Time) {
 			} else {
 				// Another request has been faster, and this one's copy is
 				// given back.
-				sh.free += sh.cost(t, r)
+				sh.free += cost
 			}
-			c.own -= sh.cost(t, r)
+			c.own -= cost
 			sh.pin(t, r)
 			r = t.parent(r)
 		}
@@ -588,8 +592,10 @@ func (sh *shadow) await(s *slot, c *Claim, p *Prompt, now time.Time) {
 	c.kind = awaiting
 	r, i := ref(0), 0
 	for ; i < len(p.Chain); i++ {
-		q := sh.cached(t, r, p.Chain[i])
-		if q == 0 {
+		// What others have been sent to compute is awaited again: they may be
+		// refused.
+		q := t.find(r, p.Chain[i])
+		if q == 0 || t.holds(q, reason(GPU)) == 0 {
 			break
 		}
 		r = q
@@ -630,7 +636,11 @@ func (sh *shadow) unawait(t *tree, tail ref, n int32) {
 		if t.holds(r, pinned) == 1 {
 			t.release(r, expected)
 		}
-		t.release(r, pinned)
+		if t.holds(r, guessed) > 0 {
+			sh.unpin(t, r) // The slot has become approximate since.
+		} else {
+			t.release(r, pinned)
+		}
 		r = next
 	}
 }
