@@ -171,6 +171,7 @@ func (x *Index) Join(number int, c SlotConfig) {
 	}
 	s := &slot{number: number, config: c, epoch: x.epochs.Add(1)}
 	s.tree.makeRoom = func() int { return x.makeRoom(s) }
+	s.tree.dropped = func(r ref) { s.told.dropped(&s.tree, r) }
 	s.tree.init(x.arena, &x.lanes)
 	s.shadow.resize(s)
 	old := *x.slots.Load()
@@ -223,7 +224,9 @@ func (x *Index) forgetLocked(s *slot) {
 
 // SetState says how well a slot is known from now on, and why, for people. A
 // slot that becomes Exact gives up what was guessed; one that becomes
-// Approximate or Mismatched keeps what events have told as guesses.
+// Approximate or Mismatched keeps what events have told as guesses, and
+// Approximate means that some of it is not so any more: it can become Exact
+// again only when all has been told anew.
 func (x *Index) SetState(number int, state State, why string) {
 	s := x.lock(number)
 	if s == nil {
@@ -241,8 +244,24 @@ func (x *Index) SetState(number int, state State, why string) {
 		s.epoch, s.claims = x.epochs.Add(1), 0
 		s.audit.forget()
 		s.shadow.abandon(s)
-	case Approximate, Mismatched:
+	case Approximate:
 		s.shadow.adopt(s)
+		s.told.demote(s)
+	case Mismatched:
+		s.shadow.adopt(s)
+	}
+}
+
+// doubt takes away what events have told of a block on the GPU, as the shadow
+// evicts it, in a slot where what they tell has proved wrong.
+func (s *slot) doubt(r ref) {
+	t := &s.tree
+	if s.state != Mismatched || t.isSpare(r) {
+		return
+	}
+	// It is guessed, so it is held as before.
+	if t.zero(r, reason(GPU)) {
+		t.blocks[GPU]--
 	}
 }
 
@@ -283,7 +302,7 @@ func (s *slot) giveUp(n int) int {
 		if s.shadow.giveUp(s) {
 			continue
 		}
-		if !s.tree.giveUp(func(r ref) { s.told.lose(s, r) }) {
+		if !s.tree.giveUp() {
 			return i
 		}
 		s.short = true

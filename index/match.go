@@ -47,9 +47,6 @@ type matching struct {
 	last    [laneWords]uint64
 	reached int
 	read    [laneWords]uint64 // a set read, for the next last
-	// Of findMany, which finds them cleared already.
-	places [probes]uint64
-	groups [probes]*group
 }
 
 // match sets depth[l], for each lane l that has the first block of the chain, to
@@ -99,18 +96,20 @@ func (m *matching) narrow(from, to int, a, b *found) {
 	step := (to - from + probes) / (probes + 1)
 	var at [probes]found
 	n := (to - from - 1) / step
-	m.findMany(&at, n, from+step, step)
+	m.findMany(at[:n], from+step, step)
 	for i := range n {
-		if next := &at[i]; a.holders != next.holders {
-			m.narrow(from, from+step, a, next)
-			a = next
-			if a.set == 0 {
+		next := &at[i]
+		if a.holders != next.holders {
+			if step == 1 {
+				m.ends(from+1, a, next)
+			} else {
+				m.narrow(from, from+step, a, next)
+			}
+			if next.set == 0 {
 				return
 			}
-		} else {
-			a = next
 		}
-		from += step
+		a, from = next, from+step
 	}
 	if a.holders != b.holders {
 		m.narrow(from, to, a, b)
@@ -245,40 +244,44 @@ func (m *matching) find(i int) found {
 	return m.table.look(p, h, place)
 }
 
-// findMany looks for n blocks: one at from, and one each step behind it. to is
-// zero at first.
-func (m *matching) findMany(to *[probes]found, n, from, step int) {
-	t := m.table
-	places, groups := &m.places, &m.groups
-	for i := range n {
-		place := t.place(m.chain[from+i*step])
+// findMany looks for the blocks at from and each step behind it, as many as to
+// has. That is zero at first.
+func (m *matching) findMany(to []found, from, step int) {
+	t, chain := m.table, m.chain
+	var places [probes]uint64
+	var groups [probes]*group
+	var parts [probes]*part
+	if len(to) > probes {
+		return
+	}
+	for i, at := 0, from; i < len(to); i, at = i+1, at+step {
+		place := t.place(chain[at])
 		p := t.parts[shardAt(place)].Load()
 		// Both lines of all groups are on their way before the first is needed.
 		g := &p.groups[groupAt(place, len(p.groups))]
 		atomic.LoadUint64(&g.control)
 		atomic.LoadUint64(&g.entries[groupEntries/2].lo)
-		places[i], groups[i], to[i].part = place, g, p
+		places[i], groups[i], parts[i] = place, g, p
 	}
-	for i := range n {
+	for i, at := 0, from; i < len(to); i, at = i+1, at+step {
 		// Most are what the first tag says. So much of look is here.
-		g, h, f := groups[i], &m.chain[from+i*step], &to[i]
+		g, h := groups[i], &chain[at]
 		control := atomic.LoadUint64(&g.control)
 		if some := tagged(control, tagAt(places[i])); some != 0 {
 			e := &g.entries[entryAt(some)]
 			set := e.set.load()
 			t.pause()
-			if set.count() > 0 && atomic.LoadUint64(&e.hi) == h.Hi && atomic.LoadUint64(&e.lo) == h.Lo {
+			if atomic.LoadUint64(&e.hi) == h.Hi && atomic.LoadUint64(&e.lo) == h.Lo && set.kind() > 0 {
 				t.pause()
 				if e.set.load() == set {
-					f.entry, f.set, f.holders = e, set, set.holders()
+					to[i] = found{parts[i], e, set, set.holders()}
 					continue
 				}
 			}
 		} else if control>>passedShift == 0 {
-			f.part = nil
 			continue
 		}
-		*f = t.look(f.part, h, places[i])
+		to[i] = t.look(parts[i], h, places[i])
 	}
 }
 

@@ -137,6 +137,10 @@ func (p *plainSlot) set(s State, life int) {
 			if n[GPU] > 0 && !p.guess[b] {
 				p.guess[b], p.shared[b] = true, false
 			}
+			if s == Approximate {
+				n[GPU] = 0
+				p.told[b] = n
+			}
 		}
 	}
 }

@@ -20,15 +20,22 @@ import (
 	"time"
 )
 
-// TestIndexTiming measures looking up and changing, of the table beside plainer
-// ways to keep the same. It is run by make bench-index, which names the results'
-// file in INFERRAIL_BENCH_INDEX.
+// TestIndexTiming measures looking up and changing: of the table beside plainer
+// ways to keep the same, and of the whole index with both of its sources. It is
+// run by make bench-index, which names the results' file in
+// INFERRAIL_BENCH_INDEX.
 //
 // A prompt has 512 blocks. Each look-up is timed by itself, with the clock's own
 // time in it, so percentiles are of single look-ups. With writers, 12 goroutines
-// change the table without a pause all the while: each lets conversations that
-// nobody asks for come and go, block by block, and lets the ends of prompts that
-// are asked for go and come again.
+// make changes without a pause all the while: each lets conversations that
+// nobody asks for come and go and, in tables, the ends of prompts that are asked
+// for go and come again. They share the machine's cores with the look-ups. A
+// look-up from which the kernel took its core, for a writer or for another
+// process, says nothing of the index and is left out; one that waits for a lock
+// is not.
+//
+// What changes take is the time that a core has worked for them, so that other
+// load of the machine is not in it; nor is the garbage collector.
 func TestIndexTiming(t *testing.T) {
 	results := os.Getenv("INFERRAIL_BENCH_INDEX")
 	if results == "" {
@@ -36,7 +43,9 @@ func TestIndexTiming(t *testing.T) {
 	}
 	b := indexTiming{only: os.Getenv("INFERRAIL_BENCH_INDEX_ONLY")}
 	b.Date, b.Machine = time.Now().UTC().Format(time.RFC3339), timedMachine()
-	b.measure()
+	b.clock()
+	b.measureTables()
+	b.measureIndexes()
 	b.print(os.Stdout)
 	if b.only != "" {
 		return
@@ -75,6 +84,9 @@ type lookRow struct {
 	Median     float64 `json:"p50_ns"`
 	P99        float64 `json:"p99_ns"`
 	P999       float64 `json:"p999_ns"`
+	// Lost is the share of look-ups that are left out: the kernel had taken
+	// the core from their thread.
+	Lost float64 `json:"lost"`
 }
 
 // changeRow is what a change takes, on one core, and what is held after many.
@@ -102,8 +114,8 @@ var timedTables = []struct {
 	{"map, walk", func() timedTable { return newLockedTable(false) }},
 }
 
-// lockedTable is a map in shards with a lock each, of bitmaps of lanes. With
-// jumps, match goes on by 32 blocks while the number of lanes stays, as Dynamo
+// lockedTable is a map in shards with a lock each, of bitmaps of lanes, up to 4,096
+// of these. With jumps, match goes on by 32 blocks while the number of lanes stays, as Dynamo
 // does, and block by block where it does not.
 type lockedTable struct {
 	jumps  bool
@@ -148,13 +160,15 @@ func (t *lockedTable) leave(h Hash, l lane) {
 }
 
 func (t *lockedTable) match(depth []int32, chain []Hash) {
-	var now, next [64]uint64
+	var sets [2][64]uint64
+	words := (len(depth) + 63) / 64
+	now, next := sets[0][:words], sets[1][:words]
 	read := func(i int) (n int) {
 		h := chain[i]
 		s := &t.shards[h.Lo%64]
 		s.RLock()
 		defer s.RUnlock()
-		clear(next[copy(next[:], s.lanes[h]):])
+		clear(next[copy(next, s.lanes[h]):])
 		for _, word := range next {
 			n += bits.OnesCount64(word)
 		}
@@ -168,10 +182,10 @@ func (t *lockedTable) match(depth []int32, chain []Hash) {
 				}
 			}
 		}
-		now = next
+		copy(now, next)
 	}
 	n := read(0)
-	now = next
+	copy(now, next)
 	i := 0
 	for n > 0 {
 		if far := i + 32; t.jumps && far < len(chain) && read(far) == n {
@@ -185,7 +199,7 @@ func (t *lockedTable) match(depth []int32, chain []Hash) {
 					n = m
 				}
 			} else {
-				clear(next[:])
+				clear(next)
 				end(i + 1)
 				return
 			}
@@ -267,8 +281,7 @@ func timedConversations(r *rand.Rand, t timedTable, slots, pairs int) (prompts [
 	return prompts
 }
 
-func (b *indexTiming) measure() {
-	b.clock()
+func (b *indexTiming) measureTables() {
 	for _, c := range timedTables {
 		if b.only != "" && b.only != c.name {
 			continue
@@ -279,13 +292,11 @@ func (b *indexTiming) measure() {
 				t := c.make()
 				prompts := shape.fill(r, t, slots)
 				for _, writers := range []int{0, timedWriters} {
-					row := lookRow{Contestant: c.name, Slots: slots, Shape: shape.name, Writers: writers}
-					b.look(&row, t, prompts)
-					b.Looks = append(b.Looks, row)
+					b.lookTable(lookRow{Contestant: c.name, Slots: slots, Shape: shape.name, Writers: writers}, t, prompts)
 				}
 			}
 		}
-		b.change(c.name, c.make())
+		b.changeTable(c.name, c.make())
 	}
 }
 
@@ -299,29 +310,51 @@ func (b *indexTiming) clock() {
 	b.ClockNs = float64(took[len(took)/2])
 }
 
-// look times look-ups for a second, and 20,000 of them at least.
-func (b *indexTiming) look(row *lookRow, t timedTable, prompts [][]Hash) {
+// lookTable times look-ups in a table.
+func (b *indexTiming) lookTable(row lookRow, t timedTable, prompts [][]Hash) {
+	depth := make([]int32, row.Slots)
+	b.look(row, len(prompts), func(i int) {
+		clear(depth)
+		t.match(depth, prompts[i])
+	}, func(w int, done *atomic.Bool) {
+		timedWrite(rand.New(rand.NewPCG(3, uint64(w))), t, lane(w), prompts[w%len(prompts)], done)
+	})
+}
+
+// look times look-ups of n prompts for a second, and 20,000 of them at least.
+func (b *indexTiming) look(row lookRow, n int, look func(i int), write func(w int, done *atomic.Bool)) {
 	runtime.GC()
 	r := rand.New(rand.NewPCG(2, 2))
-	depth := make([]int32, row.Slots)
 	var done atomic.Bool
 	var writers sync.WaitGroup
 	for w := range row.Writers {
-		writers.Go(func() { timedWrite(rand.New(rand.NewPCG(3, uint64(w))), t, lane(w), prompts[w%len(prompts)], &done) })
+		writers.Go(func() { write(w, &done) })
 	}
-	var took []float64
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	took := make([]float64, 0, 1<<20)
+	lost, all := 0, 0
+	switches := threadUse().Nivcsw
 	for began := time.Now(); len(took) < 20000 || time.Since(began) < time.Second; {
-		prompt := prompts[r.IntN(len(prompts))]
-		clear(depth)
+		i := r.IntN(n)
 		start := time.Now()
-		t.match(depth, prompt)
-		took = append(took, float64(time.Since(start)))
+		look(i)
+		ns := float64(time.Since(start))
+		all++
+		if now := threadUse().Nivcsw; now != switches {
+			switches = now
+			lost++
+			continue
+		}
+		took = append(took, ns)
 	}
+	row.Lost = float64(lost) / float64(all)
 	done.Store(true)
 	writers.Wait()
 	slices.Sort(took)
 	at := func(p float64) float64 { return took[int(p*float64(len(took)-1))] }
 	row.Median, row.P99, row.P999 = at(0.5), at(0.99), at(0.999)
+	b.Looks = append(b.Looks, row)
 }
 
 // timedWrite changes a table until it is done, and leaves as it was what others
@@ -356,55 +389,68 @@ func timedWrite(r *rand.Rand, t timedTable, l lane, prompt []Hash, done *atomic.
 	}
 }
 
-// threadTime is what the thread has had of a core.
-func threadTime() time.Duration {
+// threadUse is what the thread has used.
+func threadUse() (use syscall.Rusage) {
 	const thread = 1
-	var use syscall.Rusage
 	if err := syscall.Getrusage(thread, &use); err != nil {
 		panic(err)
 	}
+	return use
+}
+
+// threadTime is what the thread has had of a core.
+func threadTime() time.Duration {
+	use := threadUse()
 	return time.Duration(use.Utime.Nano() + use.Stime.Nano())
 }
 
-// change times changes, in a table of a million pairs: what it takes to get
-// there, and blocks that come and go. Only the core's time that they take is
-// counted, not that of the garbage collector.
-func (b *indexTiming) change(name string, t timedTable) {
+// change times n changes, and notes the bytes of what is held then. Where they
+// are not counted, they are what the heap has grown.
+func (b *indexTiming) change(contestant, what string, n int, f func(), size func() (bytes int64, pairs int)) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
+	runtime.GC()
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	began := threadTime()
+	f()
+	row := changeRow{Contestant: contestant, What: what, Ns: float64(threadTime()-began) / float64(n)}
+	bytes, pairs := size()
+	if bytes == 0 {
+		runtime.GC()
+		runtime.ReadMemStats(&after)
+		bytes = max(0, int64(after.HeapAlloc)-int64(before.HeapAlloc))
+	}
+	if pairs > 0 {
+		row.PairBytes = float64(bytes) / float64(pairs)
+	}
+	b.Changes = append(b.Changes, row)
+}
+
+// changeTable times changes in a table of a million pairs: what it takes to get
+// there, and blocks that come and go.
+func (b *indexTiming) changeTable(name string, t timedTable) {
 	r := rand.New(rand.NewPCG(4, 4))
 	chain, other := timedChain(r, timedPairs), timedChain(r, timedPairs)
-	row := func(what string, n int, f func()) {
-		runtime.GC()
-		var before, after runtime.MemStats
-		runtime.ReadMemStats(&before)
-		began := threadTime()
-		f()
-		ns := float64(threadTime()-began) / float64(n)
-		size := t.bytes()
-		if size == 0 {
-			runtime.GC()
-			runtime.ReadMemStats(&after)
-			size = int64(after.HeapAlloc) - int64(before.HeapAlloc)
-		}
-		b.Changes = append(b.Changes, changeRow{Contestant: name, What: what, Ns: ns, PairBytes: float64(size) / timedPairs})
+	row := func(what string, n, pairs int, f func()) {
+		b.change(name, what, n, f, func() (int64, int) { return t.bytes(), pairs })
 	}
-	row("1M blocks enter an empty table", timedPairs, func() {
+	row("1M blocks enter an empty table", timedPairs, timedPairs, func() {
 		for _, h := range chain {
 			t.enter(h, 1)
 		}
 	})
-	row("and at another slot", timedPairs, func() {
+	row("and at another slot", timedPairs, 2*timedPairs, func() {
 		for _, h := range chain {
 			t.enter(h, 2)
 		}
 	})
-	row("and leave", timedPairs, func() {
+	row("and leave there", timedPairs, timedPairs, func() {
 		for _, h := range chain {
 			t.leave(h, 2)
 		}
 	})
-	row("one leaves for another that enters", 2*timedPairs, func() {
+	row("one leaves for another that enters", 2*timedPairs, timedPairs, func() {
 		for i, h := range chain {
 			t.leave(h, 1)
 			t.enter(other[i], 1)
@@ -421,9 +467,16 @@ func (b *indexTiming) print(w io.Writer) {
 	}
 	fmt.Fprintln(table, "\ncontestant\tchange\tns\tbytes a pair")
 	for _, r := range b.Changes {
-		fmt.Fprintf(table, "%s\t%s\t%.0f\t%.0f\n", r.Contestant, r.What, r.Ns, r.PairBytes)
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", r.Contestant, r.What, orDash(r.Ns), orDash(r.PairBytes))
 	}
 	table.Flush()
+}
+
+func orDash(value float64) string {
+	if value == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.0f", value)
 }
 
 // timedMachine is where the figures were measured.
@@ -433,6 +486,9 @@ func timedMachine() map[string]string {
 		if found := regexp.MustCompile(`model name\s*: (.*)`).FindSubmatch(info); found != nil {
 			m["cpu"] = string(found[1])
 		}
+	}
+	if load, err := os.ReadFile("/proc/loadavg"); err == nil {
+		m["load before"] = strings.Fields(string(load))[0]
 	}
 	if commit, err := exec.Command("git", "rev-parse", "HEAD").Output(); err == nil {
 		m["commit"] = strings.TrimSpace(string(commit))
