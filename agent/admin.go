@@ -33,7 +33,7 @@ type admin struct {
 
 func newAdmin(a *Agent) *http.Server {
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(a.proxy, a.datapath, a.fleet, a.fleet.prompts, &a.reloads,
+	registry.MustRegister(a.proxy, a.datapath, a.fleet, a.fleet.prompts, indexMetrics{a.fleet}, &a.reloads,
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if a.certificate != nil {
@@ -48,6 +48,7 @@ func newAdmin(a *Agent) *http.Server {
 	mux.HandleFunc("GET /healthz", ad.healthz)
 	mux.HandleFunc("GET /readyz", ad.readyz)
 	mux.HandleFunc("GET /debug/fleet", ad.fleet)
+	mux.HandleFunc("GET /debug/index", ad.index)
 	mux.HandleFunc("GET /debug/datapath", ad.datapath)
 	mux.HandleFunc("/debug/prompt", ad.prompt)
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/inferrail/inferrail/index"
+	"github.com/inferrail/inferrail/index/kvevent"
 	"github.com/inferrail/inferrail/proxy"
 )
 
@@ -189,6 +190,7 @@ func (f *fleet) joinIndexLocked(cfg *Config, m *member) bool {
 			"replica", m.id, "configured", slot.BlockSize, "told", n)
 	}
 	joins, was := !m.cache.joined, m.cache.slot
+	anew := joins || was.Model != slot.Model || was.BlockSize != slot.BlockSize
 	if joins || m.cache.slot != slot {
 		m.cache.slot = slot
 		m.replica.SetBlock(slot.BlockSize)
@@ -204,10 +206,15 @@ func (f *fleet) joinIndexLocked(cfg *Config, m *member) bool {
 		}
 		return true
 	}
-	if !joins && (slot.Model != was.Model || slot.BlockSize != was.BlockSize) {
-		f.states.contradict(m.replica.Slot, "") // all is forgotten
+	if anew {
+		f.states.contradict(m.replica.Slot, "")
+		m.subscriber.anew(func() *kvevent.Cursor {
+			f.index.Join(m.replica.Slot, slot)
+			return nil
+		})
+	} else {
+		f.index.Join(m.replica.Slot, slot)
 	}
-	f.index.Join(m.replica.Slot, slot)
 	m.cache.joined = true
 	if joins {
 		f.states.joined(m.replica.Slot)
@@ -236,6 +243,9 @@ type cacheStatus struct {
 	Mismatch string `json:"mismatch,omitempty"`
 	// Why its pages could not be read when they were last.
 	Why string `json:"why,omitempty"`
+	// State is how well it is known what it holds, StateWhy why not better.
+	State    string `json:"state"`
+	StateWhy string `json:"state_why,omitempty"`
 }
 
 func (f *fleet) cacheStatusLocked(m *member) cacheStatus {

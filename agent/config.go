@@ -113,6 +113,8 @@ type ReplicaConfig struct {
 	// waits.
 	MaxConcurrency int `yaml:"max_concurrency"`
 	MaxPending     int `yaml:"max_pending"`
+	// KVEvents says where it publishes what its cache holds.
+	KVEvents KVEventsConfig `yaml:"kv_events"`
 	// KVBlocks is how many blocks the engine's KV cache has. 0: the engine's
 	// pages tell, or else IndexConfig.DefaultCapacity does.
 	KVBlocks int `yaml:"kv_blocks"`
@@ -153,12 +155,13 @@ type DNSConfig struct {
 	Refresh time.Duration `yaml:"refresh"`
 
 	// As in ReplicaConfig, for each replica that is found.
-	Engine         string   `yaml:"engine"`
-	Models         []string `yaml:"models"`
-	APIKey         string   `yaml:"api_key" secret:"yes"`
-	APIKeyFile     string   `yaml:"api_key_file"`
-	MaxConcurrency int      `yaml:"max_concurrency"`
-	MaxPending     int      `yaml:"max_pending"`
+	Engine         string         `yaml:"engine"`
+	Models         []string       `yaml:"models"`
+	APIKey         string         `yaml:"api_key" secret:"yes"`
+	APIKeyFile     string         `yaml:"api_key_file"`
+	MaxConcurrency int            `yaml:"max_concurrency"`
+	MaxPending     int            `yaml:"max_pending"`
+	KVEvents       KVEventsConfig `yaml:"kv_events"`
 }
 
 // RetryConfig says how often a request is tried. Only one that has not been
@@ -650,6 +653,7 @@ func (c *Config) validateReplicas(p *problems) {
 			ids[r.ID] = path + ".id"
 		}
 		p.engine(path, engineKeys{r.Engine, r.Models, r.APIKey, r.APIKeyFile, r.MaxConcurrency, r.MaxPending})
+		r.KVEvents.validate(p, path+".kv_events")
 		if n := r.KVBlocks; n < 0 || n > mostBlocks {
 			p.add(path+".kv_blocks", "%d is outside 0 to %d; leave it out to ask the engine", n, mostBlocks)
 		}
@@ -698,6 +702,14 @@ func (c *Config) validateDiscovery(p *problems) {
 		}
 		seen[key] = path
 		p.engine(path, engineKeys{d.Engine, d.Models, d.APIKey, d.APIKeyFile, d.MaxConcurrency, d.MaxPending})
+		d.KVEvents.validate(p, path+".kv_events")
+		for _, e := range d.KVEvents.endpoints() {
+			if here, err := parseEndpoint(e.value, "a", 0); err == nil {
+				if there, err := parseEndpoint(e.value, "b", 0); err == nil && here == there {
+					p.add(path+".kv_events."+e.key, "%q would be the same for all that is found; want tcp://*:port, the port at each", e.value)
+				}
+			}
+		}
 	}
 }
 

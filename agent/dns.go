@@ -128,7 +128,7 @@ func (c *DNSConfig) findings(addrs []netip.AddrPort) []finding {
 			ID:  strings.TrimSuffix(c.Name, ".") + "/" + a.String(),
 			URL: "http://" + a.String(), Engine: c.Engine, Models: c.Models,
 			APIKey: c.APIKey, APIKeyFile: c.APIKeyFile,
-			MaxConcurrency: c.MaxConcurrency, MaxPending: c.MaxPending,
+			MaxConcurrency: c.MaxConcurrency, MaxPending: c.MaxPending, KVEvents: c.KVEvents,
 		}})
 	}
 	return out

@@ -41,7 +41,7 @@ type fleet struct {
 
 	stopped context.Context
 	stop    context.CancelFunc
-	done    sync.WaitGroup // the goroutines of members, two each, of servers, and expire
+	done    sync.WaitGroup // the goroutines of members, three each, of servers, and expire
 	serving chan struct{}  // closed when the first replica takes requests
 	served  sync.Once      // closes serving
 
@@ -242,7 +242,7 @@ func (f *fleet) applyLocked(wanted []finding) error {
 		m := &member{
 			id: w.member, url: w.URL, replica: replica, server: f.serverLocked(w.finding),
 			poked: make(chan struct{}, 1), first: make(chan struct{}),
-			checker: f.prompts.join(slot),
+			checker: f.prompts.join(slot), subscriber: newSubscriber(slot, w.member, f.index, f.states, f.log),
 		}
 		m.server.members++
 		life, end := context.WithCancel(f.stopped)
@@ -251,6 +251,7 @@ func (f *fleet) applyLocked(wanted []finding) error {
 		f.joinLocked(m, w)
 		f.done.Go(func() { f.live(m) })
 		f.done.Go(func() { f.checkPrompts(life, m) })
+		f.done.Go(func() { f.followEvents(life, m) })
 	}
 	for _, m := range before {
 		if !slices.Contains(f.members, m) {
@@ -334,6 +335,7 @@ func (f *fleet) releaseLocked(m *member) {
 	m.end()
 	m.replica.Close()
 	f.prompts.release(m.replica.Slot)
+	m.subscriber.close()
 	f.index.Leave(m.replica.Slot)
 	f.states.left(m.replica.Slot)
 	if m.server.members--; m.server.members == 0 {
@@ -381,6 +383,7 @@ func (f *fleet) settleLocked(now time.Time, changed bool) {
 				m.returns, m.came = m.returns+1, now
 			}
 			m.checker.poke()
+			m.subscriber.poke()
 			f.cameUpLocked(m, now)
 			m.replica.Forgive()
 			// An agent that starts meets engines that are at work already.
@@ -631,6 +634,9 @@ func (f *fleet) ailments() []string {
 		out = append(out, "replica "+m.id+" "+state)
 	}
 	for _, m := range f.members {
+		if why := m.subscriber.ailment(now); why != "" && m.takesRequests() {
+			out = append(out, "replica "+m.id+": "+why)
+		}
 		if why := f.states.mismatch(m.replica.Slot); why != "" {
 			out = append(out, "what replica "+m.id+" has in its cache is not known ("+why+")")
 		}
@@ -707,6 +713,11 @@ func (f *fleet) status() any {
 		Models    []model        `json:"models"`
 		Discovery []sourceStatus `json:"discovery"`
 	}{[]replica{}, []model{}, f.discovery.status()}
+	type cache struct{ state, why string }
+	caches := map[int]cache{}
+	for _, st := range f.index.Stats(nil) {
+		caches[st.Slot] = cache{indexStates[st.State], st.Why}
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	now := time.Now()
@@ -715,6 +726,7 @@ func (f *fleet) status() any {
 			m.replica.Slot, m.id, m.url, m.source, m.cfg.Engine, m.vitals.standing.String(), m.takesRequests(),
 			m.reason(), nil, m.vitals.ejections, m.vitals.failedChecks, m.replica.Failures(),
 			m.replica.Share(now), m.replica.InFlight(), m.replica.Pending(), names(m.models), f.cacheStatusLocked(m)}
+		row.Cache.State, row.Cache.StateWhy = caches[m.replica.Slot].state, caches[m.replica.Slot].why
 		if until := m.vitals.until; !until.IsZero() {
 			row.Until = &until
 		}

@@ -42,7 +42,8 @@ const (
 
 // member is one endpoint of the fleet, from when it is first wanted until it
 // has left and its last request has ended. One goroutine of its own watches it
-// (fleet.live), one compares its tokens (fleet.checkPrompts). What is guarded is guarded by fleet.mu.
+// (fleet.live), one compares its tokens (fleet.checkPrompts), one follows its KV
+// events (fleet.followEvents). What is guarded is guarded by fleet.mu.
 type member struct {
 	id, url string
 	// replica is the same in every snapshot, so that its counters and
@@ -51,8 +52,10 @@ type member struct {
 	poked   chan struct{} // asks for a check soon; holds one
 	first   chan struct{} // closed after its first check
 	checker *checker
-	end     context.CancelFunc // of the checker, when the member is released
-	server  *server
+	// subscriber follows its KV events (fleet.followEvents).
+	subscriber *subscriber
+	end        context.CancelFunc // of the checker and the subscriber, when the member is released
+	server     *server
 
 	// What follows is guarded.
 
@@ -146,6 +149,7 @@ func (m *member) configureLocked(rc ReplicaConfig, source string) {
 		m.stale = true
 		m.poke()
 	}
+	m.subscriber.poke()
 }
 
 // setRank says which data-parallel rank of its server the member is.

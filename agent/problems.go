@@ -326,6 +326,22 @@ func (p *problems) fill(path string, v reflect.Value, in any) {
 	case Bytes:
 		p.fillBytes(path, v, in)
 		return
+	case KVEventsConfig:
+		// Its mode may stand for the whole.
+		switch mode := in.(type) {
+		case string:
+			v.Set(reflect.ValueOf(KVEventsConfig{Mode: mode}))
+			return
+		case bool:
+			if !mode { // as YAML 1.1 reads off
+				v.Set(reflect.ValueOf(KVEventsConfig{Mode: kvEventsOff}))
+				return
+			}
+		}
+		if _, ok := in.(yaml.MapSlice); !ok {
+			p.add(path, "is %s; want auto, off, or keys and values such as endpoint: tcp://*:5557", kind(path, in))
+			return
+		}
 	case Object:
 		if _, ok := in.(yaml.MapSlice); !ok {
 			p.add(path, "is %s; want keys and values", kind(path, in))

@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"sync"
 	"time"
+
+	"github.com/inferrail/inferrail/index/kvevent"
 )
 
 const (
@@ -346,7 +348,10 @@ func (f *fleet) membersOfLocked(s *server) (list []*member) {
 func (f *fleet) restartedLocked(m *member, why string) {
 	m.restarts++
 	f.log.Info("the engine has restarted; what it had in its cache is forgotten", "replica", m.id, "url", m.url, "why", why)
-	f.index.Forget(m.replica.Slot)
+	m.subscriber.anew(func() *kvevent.Cursor {
+		f.index.Forget(m.replica.Slot)
+		return nil
+	})
 	f.states.contradict(m.replica.Slot, "")
 }
 

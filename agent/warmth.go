@@ -13,6 +13,8 @@ import (
 	"path/filepath"
 	"slices"
 	"time"
+
+	"github.com/inferrail/inferrail/index/kvevent"
 )
 
 // warmth is what is known of the engines' caches from before a restart of the
@@ -62,8 +64,12 @@ type warmSlot struct {
 	Started float64            `json:"started"`
 	Counts  map[string]float64 `json:"counts"`
 
-	slot int    // when it is saved
-	held []byte // what index.AppendSnapshot has written
+	// Events is how far the engine's events were followed, as kvevent.AppendCursor
+	// writes it.
+	Events []byte `json:"events,omitempty"`
+
+	member *member // when it is saved
+	held   []byte  // what index.AppendSnapshot has written
 }
 
 // familyNames are the names that counts are saved by.
@@ -95,7 +101,7 @@ func (f *fleet) savedLocked() (list []warmSlot) {
 			continue
 		}
 		w := warmSlot{Replica: m.id, URL: m.url, Rank: m.rank, Model: m.cache.slot.Model, Block: m.cache.slot.BlockSize,
-			Started: life.started, Counts: map[string]float64{}, slot: m.replica.Slot}
+			Started: life.started, Counts: map[string]float64{}, member: m}
 		counts := life.countsOf(m.rank)
 		for i, known := range counts.known {
 			if known {
@@ -140,11 +146,15 @@ func (f *fleet) save(file string) error {
 		if time.Since(began) > saveTime {
 			break
 		}
+		m := slot.member
+		if c := m.subscriber.save(func() { held = f.index.AppendSnapshot(held[:0], m.replica.Slot) }); c != nil {
+			slot.Events = kvevent.AppendCursor(nil, *c)
+		}
 		text, err := json.Marshal(slot)
 		if err != nil {
 			return err
 		}
-		if held = f.index.AppendSnapshot(held[:0], slot.slot); len(held) > 0 {
+		if len(held) > 0 {
 			piece(text)
 			piece(held)
 			saved++
@@ -269,7 +279,16 @@ func (f *fleet) restoreLocked(m *member) {
 	}
 	err := w.holds(&m.server.life, m.cache.slot.Capacity)
 	if err == nil {
-		err = f.index.Restore(m.replica.Slot, w.held)
+		m.subscriber.anew(func() *kvevent.Cursor {
+			if err = f.index.Restore(m.replica.Slot, w.held); err != nil {
+				return nil
+			}
+			c, err := kvevent.ParseCursor(w.Events)
+			if err != nil {
+				return nil // its events are told anew
+			}
+			return &c
+		})
 	}
 	if err != nil {
 		f.log.Info("what the engine holds has to be learned anew", "replica", m.id, "why", err)

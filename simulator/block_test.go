@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 )
 
 // TestBlockPoolAgainstVLLM goes through random histories that vLLM's own cache
@@ -50,11 +51,11 @@ func TestBlockPoolAgainstVLLM(t *testing.T) {
 			s := sequences[words[1]]
 			s.Said = append(s.Said, letters(words[2])...)
 			result = "ok"
-			if !p.grow(s, len(s.Prompt)+len(s.Said)) {
+			if !p.grow(s, len(s.Prompt)+len(s.Said), len(s.Prompt)+len(s.Said)) {
 				result = "full"
 			}
 		case "free":
-			p.release(sequences[words[1]], 0, false)
+			p.release(sequences[words[1]], 0, true)
 		case "reset":
 			result = strconv.FormatBool(p.reset())
 		default:
@@ -107,5 +108,46 @@ func (p *blockPool) check(t *testing.T) {
 	}
 	if named != 0 || len(queued) != p.free {
 		t.Fatalf("%d blocks too many in the table, %d in the queue, counted %d", named, len(queued), p.free)
+	}
+}
+
+// TestEngineAgainstVLLM: requests that come one after the other find in the
+// cache what they find in that of vLLM's two schedulers, and the cache tells the
+// same in the same order: testdata/vllm/scheduler.py says how they were asked.
+func TestEngineAgainstVLLM(t *testing.T) {
+	golden, err := os.ReadFile("testdata/vllm/scheduler.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var e *Engine
+	var numbers map[blockName]string
+	now := time.Duration(0)
+	schedulers := map[string]int{}
+	for i, line := range strings.Split(strings.TrimSpace(string(golden)), "\n") {
+		did, want, _ := strings.Cut(line, " = ")
+		words := strings.Fields(did)
+		if words[0] == "scheduler" {
+			size, _ := strconv.Atoi(words[2])
+			blocks, _ := strconv.Atoi(words[3])
+			e = NewEngine(Latency{D: 1000, PerToken: time.Millisecond}, 10)
+			e.cache, e.ahead = newBlockPool(naming{block: size}, blocks, true, true), words[1] == "AsyncScheduler"
+			schedulers[words[1]]++
+			numbers = map[blockName]string{}
+			continue
+		}
+		s := &Sequence{Prompt: letters(words[0]), Said: letters(words[1]), Output: len(words[1]), Stops: words[2] == "stop"}
+		e.Arrive(s, now)
+		now += time.Second
+		e.Advance(now)
+		got := strconv.Itoa(s.Cached)
+		for _, c := range e.cache.take() {
+			got += " | " + describe(&c, numbers)
+		}
+		if got != want {
+			t.Fatalf("line %d: %s\n got %s\nwant %s", i+1, did, got, want)
+		}
+	}
+	if schedulers["Scheduler"] == 0 || schedulers["AsyncScheduler"] == 0 {
+		t.Errorf("histories of %v", schedulers)
 	}
 }

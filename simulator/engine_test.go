@@ -99,6 +99,7 @@ func TestEngine(t *testing.T) {
 				case "sglang":
 					e.cache, e.batches = newRadixCache(naming{block: size, sglang: true}, blocks, host, true, true), true
 				}
+				e.ahead = d.HasArg("ahead")
 				clear(sequences)
 				clear(names)
 				return told()
@@ -117,6 +118,7 @@ func TestEngine(t *testing.T) {
 				} else {
 					d.ScanArgs(t, "output", &s.Output)
 				}
+				s.Stops = d.HasArg("stops")
 				if d.HasArg("slow") {
 					var slow int
 					d.ScanArgs(t, "slow", &slow)
