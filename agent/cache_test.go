@@ -120,8 +120,9 @@ func TestBlocksOfAModel(t *testing.T) {
 func TestMismatch(t *testing.T) {
 	e := startPaged(t)
 	e.set("/metrics", vllmPage(1000, 16, 500, "True", 100))
-	s := newStage(t, nil, ReplicaConfig{ID: "a", URL: e.URL})
+	s := newStage(t, nil, ReplicaConfig{ID: "a", URL: e.URL, KVEvents: KVEventsConfig{Mode: "off"}})
 	r := s.replica("m")
+	eventually(t, func() bool { return s.fleet.index.Stats(nil)[0].Why != "" }, func() string { return "nothing is said of its events" })
 	now := time.Now()
 	answers := func(n, predicted, actual int, reported bool) {
 		for range n {

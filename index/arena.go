@@ -17,6 +17,7 @@ type record struct {
 	parent, child ref       // child is the first of those below it
 	next, prev    ref       // among those below its parent
 	after, before ref       // in the list that it is in
+	name          [2]uint32 // what the engine calls it, if told.names has it
 	state         uint32    // see tree.go
 }
 
@@ -28,6 +29,10 @@ func (r *record) setHash(h Hash) {
 	r.hi = [2]uint32{uint32(h.Hi), uint32(h.Hi >> 32)}
 	r.lo = [2]uint32{uint32(h.Lo), uint32(h.Lo >> 32)}
 }
+
+func (r *record) toldName() uint64 { return uint64(r.name[0]) | uint64(r.name[1])<<32 }
+
+func (r *record) setToldName(name uint64) { r.name = [2]uint32{uint32(name), uint32(name >> 32)} }
 
 const (
 	// chunkRecords in a chunk are a whole number of pages, so nothing of it is

@@ -1,19 +1,759 @@
 package index
 
 import (
+	"encoding/binary"
+	"errors"
+	"strconv"
+	"strings"
 	"time"
+
+	"github.com/zeebo/xxh3"
 
 	"github.com/inferrail/inferrail/index/kvevent"
 )
 
-// told is what a slot's engine has told by events: engine hashes to records.
-// The mutex of the slot guards it.
-type told struct{}
+// told is what a slot's engine has told by events: the engine's names of blocks,
+// and how often it holds each and where. The mutex of the slot guards it. The
+// zero value has been told nothing.
+//
+// The tree holds a block once for each time it was told to be stored and not
+// removed since. Engines count these apart by medium, locality and ownership: a
+// residency. Nearly always each tier has one only, and the tree's count is its;
+// of further ones, sides has the counts.
+//
+// A name stays for as long as the record of its block does, so that what is
+// stored behind a block that is not held itself can be entered.
+type told struct {
+	names       names
+	group       int         // the KV cache group that counts
+	chosen      chosen      // how it was chosen
+	residencies []residency // of each tier the first, and then others
+	sides       map[side]uint32
+	others      map[uint64]uint32 // the sums of sides, by ref<<8 | tier
+	aliases     map[uint64]ref    // second names of blocks
+	lasting     []uint64          // names stored where no removals are told, the oldest first
+	forgotten   int               // of lasting, those that were seen to
+	stats       Told
+	counted     int64  // bytes of all this that the arena was told of
+	buf         []byte // for mixed
+}
 
-// Apply enters what the events of one batch say of the slot. They must come in
-// the order in which the engine has made them.
-func (x *Index) Apply(slot int, events []kvevent.Event, now time.Time) {}
+// chosen is how the group that counts was chosen.
+type chosen uint8
 
-// Untell forgets all that events have told of a slot: its publisher has begun
-// anew, or what was lost cannot be fetched.
-func (x *Index) Untell(slot int) {}
+const (
+	byNothing chosen = iota
+	byOrder          // it was the first that was told of
+	byKind           // its kind is one whose blocks are all needed
+)
+
+// residency is where an engine says that it keeps blocks.
+type residency struct {
+	medium, locality, ownership string
+	tier                        Tier
+	first                       bool // of its tier
+}
+
+// side is a name at a residency.
+type side struct {
+	name      uint64
+	residency uint8
+}
+
+const (
+	maxResidencies = 16
+	maxAliases     = 1024
+	// sideBytes is about what an entry of sides, others or aliases takes.
+	sideBytes = 48
+)
+
+// Told counts what the events of a slot have said, since it joined.
+type Told struct {
+	// BlockSize is how many tokens a block of the engine has, 0 when no event has
+	// said so. Prompts hashed with another find nothing.
+	BlockSize int
+	// Stored and Removed are blocks entered and taken out.
+	Stored, Removed uint64
+	// Orphans were stored behind a block that is not known, and are passed over.
+	// When all events have been applied from the first on, there are none: the
+	// engine holds more than is known.
+	Orphans uint64
+	// Unknown are removals of blocks that are not held, and stores that do not say
+	// of what and whose block is not known.
+	Unknown uint64
+	// OtherGroups are of KV cache groups that do not count. A slot that has any is
+	// of a hybrid model: a prefix is of use to the engine only when these hold
+	// their part of it, too.
+	OtherGroups uint64
+	// Malformed are blocks whose tokens are not as many as they should be.
+	Malformed uint64
+	// NoMemory are blocks that there was no memory for.
+	NoMemory uint64
+}
+
+// Apply enters what the events of one batch say of the slot, and returns what
+// they all have said until now. They must come in the order in which the engine
+// has made them.
+func (x *Index) Apply(slot int, events []kvevent.Event, now time.Time) Told {
+	s := x.lock(slot)
+	if s == nil {
+		return Told{}
+	}
+	defer s.unlock()
+	for i := range events {
+		switch e := &events[i]; e.Kind {
+		case kvevent.Stored:
+			s.told.stored(s, e)
+		case kvevent.Removed:
+			s.told.removed(s, e)
+		case kvevent.Cleared:
+			s.told.cleared(s)
+		}
+	}
+	s.told.account(s)
+	return s.told.stats
+}
+
+// Untell forgets all that events have told of a slot: what it holds is about to
+// be told anew. When its engine has restarted, Forget is the one to call.
+func (x *Index) Untell(slot int) {
+	s := x.lock(slot)
+	if s == nil {
+		return
+	}
+	defer s.unlock()
+	s.told.untell(s)
+}
+
+func (d *told) untell(s *slot) {
+	d.reset(s)
+	for tier := range reason(Tiers) {
+		s.tree.clear(tier)
+	}
+}
+
+// Told is what the events of a slot have said.
+func (x *Index) Told(slot int) Told {
+	s := x.lock(slot)
+	if s == nil {
+		return Told{}
+	}
+	defer s.unlock()
+	return s.told.stats
+}
+
+// stored enters blocks.
+func (d *told) stored(s *slot, e *kvevent.Event) {
+	if !d.counts(s, e.Group, e.Spec) {
+		d.stats.OtherGroups += uint64(len(e.Hashes))
+		return
+	}
+	t, size := &s.tree, e.BlockSize
+	where := d.residency(e)
+	described := len(e.Tokens) > 0
+	if described && (size < 1 || len(e.Tokens) != size*len(e.Hashes)) {
+		d.stats.Malformed += uint64(len(e.Hashes))
+		described = false
+	}
+	var at ref
+	var before Hash
+	switch {
+	case !described:
+	case e.HasParent:
+		if at = d.find(t, e.Parent); at != 0 {
+			before = t.hash(at)
+		}
+	default:
+		before = d.root(s, e)
+	}
+	if described {
+		d.stats.BlockSize = max(d.stats.BlockSize, size)
+	}
+	for i, name := range e.Hashes {
+		r := d.find(t, name)
+		if r == 0 {
+			switch {
+			case !described:
+				d.stats.Unknown++
+				continue
+			case before == Hash{}:
+				d.stats.Orphans++
+				continue
+			}
+			h := Next(before, e.Tokens[i*size:(i+1)*size])
+			if i < len(e.Extra) && len(e.Extra[i]) > 0 {
+				h = d.mixed(h, e.Extra[i])
+			}
+			if r = t.add(at, h); r == 0 {
+				d.stats.NoMemory += uint64(len(e.Hashes) - i)
+				s.short = true
+				return
+			}
+			if !d.name(t, name, r) {
+				t.drop(r)
+				d.stats.Malformed++
+				before = Hash{}
+				continue
+			}
+		}
+		d.stats.Stored++
+		d.hold(s, name, r, where)
+		at, before = r, t.hash(r)
+	}
+}
+
+// removed takes blocks out.
+func (d *told) removed(s *slot, e *kvevent.Event) {
+	if e.Group >= 0 && d.chosen != byNothing && e.Group != d.group {
+		d.stats.OtherGroups += uint64(len(e.Hashes))
+		return
+	}
+	t := &s.tree
+	where := d.residency(e)
+	gpu := d.residencies[where].tier == GPU
+	for _, name := range e.Hashes {
+		r := d.find(t, name)
+		if r == 0 {
+			d.stats.Unknown++
+			continue
+		}
+		guess := gpu && t.holds(r, guessed) > 0
+		if d.release(s, name, r, where) {
+			d.stats.Removed++
+		} else {
+			d.stats.Unknown++
+		}
+		// What is told goes before what is guessed.
+		if guess && t.holds(r, reason(GPU)) == 0 && t.linked(&s.shadow.queue, r) {
+			s.shadow.evict(s, r)
+			s.shadow.account(t)
+		}
+	}
+}
+
+// cleared takes everything out that is on the GPU.
+func (d *told) cleared(s *slot) {
+	for k := range d.sides {
+		if d.residencies[k.residency].tier == GPU {
+			delete(d.sides, k)
+		}
+	}
+	for k := range d.others {
+		if Tier(k&0xff) == GPU {
+			delete(d.others, k)
+		}
+	}
+	s.tree.clear(reason(GPU))
+	if s.tree.blocks[guessed] > 0 {
+		s.shadow.abandon(s)
+	}
+}
+
+// demote takes away what was told to be held, and keeps the names: some of it is
+// not true any more, and not known which. The shadow has taken it as guesses.
+func (d *told) demote(s *slot) {
+	d.sides, d.others = nil, nil
+	d.lasting, d.forgotten = nil, 0
+	for tier := range reason(Tiers) {
+		s.tree.clear(tier)
+	}
+	d.account(s)
+}
+
+// root is what the chain of a prompt's first block begins with.
+func (d *told) root(s *slot, e *kvevent.Event) Hash {
+	adapter := e.Adapter
+	if adapter == "" && e.AdapterID >= 0 {
+		// Its name is not known, so no prompt can ask for it.
+		adapter = "\x00" + strconv.FormatInt(e.AdapterID, 10)
+	}
+	d.buf = append(d.buf[:0], e.Salt...)
+	return Root(s.config.Model, adapter, d.buf)
+}
+
+// extraSeed sets the hashes of blocks with extra keys apart.
+const extraSeed = 0x6578747261736565
+
+// mixed is the hash of a block whose content depends on more than its tokens, as
+// on an image. No block of tokens alone has it, nor one behind another such.
+func (d *told) mixed(h Hash, keys []kvevent.Key) Hash {
+	b := d.buf[:0]
+	for _, k := range keys {
+		b = binary.LittleEndian.AppendUint64(b, uint64(len(k.Text)))
+		b = append(b, k.Text...)
+		b = binary.LittleEndian.AppendUint64(b, k.Digest)
+	}
+	d.buf = b
+	m := xxh3.Hash128Seed(b, h.Lo^extraSeed)
+	return Hash{m.Hi + h.Hi*spread, m.Lo}
+}
+
+// counts tells whether the blocks of a group count. One group does: the first
+// that is told to have full attention, of which every block of a prefix is needed.
+// Where no kind is told, it is the first of all.
+func (d *told) counts(s *slot, group int, kind string) bool {
+	if group < 0 {
+		return true
+	}
+	full := kind == "full_attention" || kind == "mla_attention" || kind == "sink_full_attention"
+	switch {
+	case kind != "" && !full:
+		if d.chosen != byOrder || d.group != group {
+			return false
+		}
+		d.untell(s)
+		return false
+	case d.chosen == byNothing:
+	case d.group == group:
+		if full {
+			d.chosen = byKind
+		}
+		return true
+	case !full || d.chosen == byKind:
+		return false
+	default:
+		d.untell(s)
+	}
+	d.group, d.chosen = group, byOrder
+	if full {
+		d.chosen = byKind
+	}
+	return true
+}
+
+// tierOf is the tier that a medium is of. Whatever is not known is slow.
+func tierOf(medium, locality string) Tier {
+	tier := Remote
+	switch medium {
+	case "", "gpu":
+		return GPU
+	case "cpu", "cpu_pinned", "host":
+		tier = CPU
+	case "disk", "storage", "fs":
+		tier = Disk
+	}
+	if strings.EqualFold(locality, "remote") {
+		return Remote
+	}
+	return tier
+}
+
+// residency is the number of the one that an event is about.
+func (d *told) residency(e *kvevent.Event) uint8 {
+	for i := range d.residencies {
+		if o := &d.residencies[i]; o.medium == e.Medium && o.locality == e.Locality && o.ownership == e.Ownership {
+			return uint8(i)
+		}
+	}
+	tier := tierOf(e.Medium, e.Locality)
+	first := true
+	for i := range d.residencies {
+		if d.residencies[i].tier == tier {
+			if first = false; len(d.residencies) >= maxResidencies-int(Tiers) {
+				// More than any engine has. Each tier keeps one place.
+				return uint8(i)
+			}
+		}
+	}
+	const most = 64
+	cut := func(s string) string { return strings.Clone(s[:min(len(s), most)]) }
+	d.residencies = append(d.residencies, residency{cut(e.Medium), cut(e.Locality), cut(e.Ownership), tier, first})
+	return uint8(len(d.residencies) - 1)
+}
+
+// find is the record of a name, 0 if there is none.
+func (d *told) find(t *tree, name uint64) ref {
+	if r := d.names.find(t, name); r != 0 || len(d.aliases) == 0 {
+		return r
+	}
+	return d.aliases[name]
+}
+
+// name gives a record a name. One that has another gets a second one: an adapter
+// that was loaded again from another place has the same name for us, and others
+// for the engine. It reports false when there are too many of these.
+func (d *told) name(t *tree, name uint64, r ref) bool {
+	if d.names.find(t, t.at(r).toldName()) != r {
+		d.names.insert(t, name, r)
+		return true
+	}
+	if len(d.aliases) >= maxAliases {
+		return false
+	}
+	if d.aliases == nil {
+		d.aliases = map[uint64]ref{}
+	}
+	d.aliases[name] = r
+	return true
+}
+
+// apart tells whether the count of a name at a residency is in sides.
+func (d *told) apart(name uint64, where uint8) bool {
+	if !d.residencies[where].first {
+		return true
+	}
+	if len(d.aliases) == 0 {
+		return false
+	}
+	_, alias := d.aliases[name]
+	return alias
+}
+
+// count is how often a name is held at a residency.
+func (d *told) count(t *tree, name uint64, r ref, where uint8) int {
+	if d.apart(name, where) {
+		return int(d.sides[side{name, where}])
+	}
+	tier := d.residencies[where].tier
+	n := t.holds(r, reason(tier))
+	if len(d.others) > 0 {
+		n -= int(d.others[uint64(r)<<8|uint64(tier)])
+	}
+	return n
+}
+
+// hold holds a block once more. Of disks and what is further away, engines tell
+// no removals, or tell what they hold again: there, a block is held or not.
+func (d *told) hold(s *slot, name uint64, r ref, where uint8) {
+	t, tier := &s.tree, d.residencies[where].tier
+	if tier >= Disk {
+		if d.count(t, name, r, where) > 0 {
+			return
+		}
+		d.lasting = append(d.lasting, name)
+	}
+	t.hold(r, reason(tier))
+	if d.apart(name, where) {
+		if d.sides == nil {
+			d.sides, d.others = map[side]uint32{}, map[uint64]uint32{}
+		}
+		d.sides[side{name, where}]++
+		d.others[uint64(r)<<8|uint64(tier)]++
+	}
+	switch {
+	case tier == GPU:
+		t.release(r, expected)
+	case tier >= Disk:
+		d.outlive(s)
+	}
+}
+
+// release takes away one hold, and reports whether there was one.
+func (d *told) release(s *slot, name uint64, r ref, where uint8) bool {
+	t, tier := &s.tree, d.residencies[where].tier
+	if d.count(t, name, r, where) < 1 {
+		return false
+	}
+	if d.apart(name, where) {
+		subtract(d.sides, side{name, where})
+		subtract(d.others, uint64(r)<<8|uint64(tier))
+	}
+	return t.release(r, reason(tier))
+}
+
+func subtract[K comparable](counts map[K]uint32, k K) {
+	if n := counts[k]; n > 1 {
+		counts[k] = n - 1
+	} else {
+		delete(counts, k)
+	}
+}
+
+// lastingBlocks is how many blocks are remembered where no removals are told, as
+// a multiple of the blocks on the GPU.
+//
+// An engine's disks and what is further away are larger than its GPU, and nobody
+// tells how large, nor what is deleted there. What cleans them up goes by age, and
+// so does this: a block goes when so many others were stored behind it. What is
+// remembered beyond what is there costs little: a block that is not there is
+// computed, as it would have been. How much of it there is, index.max_bytes
+// bounds in any case.
+const lastingBlocks = 16
+
+// outlive forgets the oldest blocks of lasting beyond the bound.
+func (d *told) outlive(s *slot) {
+	most := max(lastingBlocks*s.config.Capacity, 1<<16)
+	for len(d.lasting)-d.forgotten > most {
+		name := d.lasting[d.forgotten]
+		d.forgotten++
+		for where := range d.residencies {
+			if d.residencies[where].tier < Disk {
+				continue
+			}
+			if r := d.find(&s.tree, name); r != 0 {
+				d.release(s, name, r, uint8(where))
+			}
+		}
+	}
+	if d.forgotten > len(d.lasting)/2 {
+		d.lasting = d.lasting[:copy(d.lasting, d.lasting[d.forgotten:])]
+		d.forgotten = 0
+	}
+}
+
+// dropped forgets the names of a record that the tree has dropped.
+func (d *told) dropped(t *tree, r ref) {
+	if d.names.n == 0 {
+		return
+	}
+	name := t.at(r).toldName()
+	if d.names.find(t, name) != r {
+		return
+	}
+	d.names.remove(t, name)
+	d.forget(r, name)
+	for alias, of := range d.aliases {
+		if of == r {
+			delete(d.aliases, alias)
+			d.forget(r, alias)
+		}
+	}
+}
+
+// forget takes away the counts of a name.
+func (d *told) forget(r ref, name uint64) {
+	if len(d.sides) == 0 {
+		return
+	}
+	for where := range d.residencies {
+		delete(d.sides, side{name, uint8(where)})
+	}
+	for tier := range uint64(Tiers) {
+		delete(d.others, uint64(r)<<8|tier)
+	}
+}
+
+// reset forgets all names; the tree is emptied by the caller.
+func (d *told) reset(s *slot) {
+	*d = told{stats: d.stats, counted: d.counted, buf: d.buf}
+	d.stats.BlockSize = 0
+	d.account(s)
+}
+
+// account tells the arena what is held beside records.
+func (d *told) account(s *slot) {
+	n := 4*int64(len(d.names.cells)) + 8*int64(cap(d.lasting)) + sideBytes*int64(len(d.sides)+len(d.others)+len(d.aliases))
+	if n != d.counted {
+		s.tree.arena.count(n - d.counted)
+		d.counted = n
+	}
+}
+
+// names finds the records of a tree by the names that the engine has for them,
+// which are in the records. It is a table with open addressing, of 4 bytes a
+// cell. The zero value is empty.
+type names struct {
+	cells []ref
+	n     int
+}
+
+// home is the cell that a name should be in.
+func (n *names) home(name uint64) uint32 {
+	return uint32((name * spread >> 32) * uint64(len(n.cells)) >> 32)
+}
+
+func (n *names) find(t *tree, name uint64) ref {
+	if n.n == 0 {
+		return 0
+	}
+	for i := n.home(name); ; {
+		r := n.cells[i]
+		if r == 0 || t.at(r).toldName() == name {
+			return r
+		}
+		if i++; i == uint32(len(n.cells)) {
+			i = 0
+		}
+	}
+}
+
+// insert gives a record a name, which is not there. The cells are never more than
+// three quarters full.
+func (n *names) insert(t *tree, name uint64, r ref) {
+	if 4*(n.n+1) > 3*len(n.cells) {
+		n.resize(t, max(64, len(n.cells)*3/2))
+	}
+	t.at(r).setToldName(name)
+	n.put(name, r)
+	n.n++
+}
+
+func (n *names) put(name uint64, r ref) {
+	i := n.home(name)
+	for n.cells[i] != 0 {
+		if i++; i == uint32(len(n.cells)) {
+			i = 0
+		}
+	}
+	n.cells[i] = r
+}
+
+func (n *names) resize(t *tree, size int) {
+	old := n.cells
+	n.cells = make([]ref, size)
+	for _, r := range old {
+		if r != 0 {
+			n.put(t.at(r).toldName(), r)
+		}
+	}
+}
+
+// remove takes out a name that is there, and moves those behind it up.
+func (n *names) remove(t *tree, name uint64) {
+	size := uint32(len(n.cells))
+	i := n.home(name)
+	for t.at(n.cells[i]).toldName() != name {
+		if i++; i == size {
+			i = 0
+		}
+	}
+	for j := i; ; {
+		if j++; j == size {
+			j = 0
+		}
+		o := n.cells[j]
+		if o == 0 {
+			break
+		}
+		// It may move to i unless its home is behind i, up to j.
+		if home := n.home(t.at(o).toldName()); (j+size-home)%size >= (j+size-i)%size {
+			n.cells[i] = o
+			i = j
+		}
+	}
+	n.cells[i] = 0
+	if n.n--; size > 64 && 8*n.n < int(size) {
+		n.resize(t, max(64, int(size)/4))
+	}
+}
+
+// appendSnapshot appends what a warm restart needs of what events have told:
+//
+//	the group and how it was chosen, the block size
+//	the residencies: count; of each its three words, tier and whether it is the first
+//	the names: count; of each the number of its record and the name
+//	the aliases: likewise
+//	the sides: count; of each its name, residency and count
+//	lasting: count and names
+//
+// Names are 8 bytes, the rest are varints.
+func (d *told) appendSnapshot(dst []byte, s *slot, number func(ref) uint32) []byte {
+	t := &s.tree
+	dst = binary.AppendUvarint(dst, uint64(d.group))
+	dst = binary.AppendUvarint(dst, uint64(d.chosen))
+	dst = binary.AppendUvarint(dst, uint64(d.stats.BlockSize))
+	dst = binary.AppendUvarint(dst, uint64(len(d.residencies)))
+	for _, o := range d.residencies {
+		dst = appendString(appendString(appendString(dst, o.medium), o.locality), o.ownership)
+	}
+	named := 0
+	for _, r := range d.names.cells {
+		if r != 0 && number(r) != 0 {
+			named++
+		}
+	}
+	dst = binary.AppendUvarint(dst, uint64(named))
+	for _, r := range d.names.cells {
+		if r != 0 && number(r) != 0 {
+			dst = binary.AppendUvarint(dst, uint64(number(r)))
+			dst = binary.LittleEndian.AppendUint64(dst, t.at(r).toldName())
+		}
+	}
+	dst = binary.AppendUvarint(dst, uint64(len(d.aliases)))
+	for name, r := range d.aliases {
+		dst = binary.AppendUvarint(dst, uint64(number(r)))
+		dst = binary.LittleEndian.AppendUint64(dst, name)
+	}
+	dst = binary.AppendUvarint(dst, uint64(len(d.sides)))
+	for k, n := range d.sides {
+		dst = binary.LittleEndian.AppendUint64(dst, k.name)
+		dst = binary.AppendUvarint(dst, uint64(k.residency))
+		dst = binary.AppendUvarint(dst, uint64(n))
+	}
+	lasting := d.lasting[d.forgotten:]
+	dst = binary.AppendUvarint(dst, uint64(len(lasting)))
+	for _, name := range lasting {
+		dst = binary.LittleEndian.AppendUint64(dst, name)
+	}
+	return dst
+}
+
+var errToldSnapshot = errors.New("what events have told: damaged")
+
+// restore reads that again. Records that there was no memory for are left out.
+func (d *told) restore(s *slot, data []byte, record func(uint32) ref) error {
+	if len(data) == 0 {
+		return nil
+	}
+	t := &s.tree
+	r := snapshotReader{rest: data}
+	name := func() uint64 {
+		if len(r.rest) < 8 {
+			r.fail()
+			return 0
+		}
+		b := r.rest[:8]
+		r.rest = r.rest[8:]
+		return binary.LittleEndian.Uint64(b)
+	}
+	d.group = int(r.number(1 << 31))
+	d.chosen = chosen(r.number(uint64(byKind)))
+	d.stats.BlockSize = int(r.number(1 << 31))
+	for range r.number(maxResidencies) {
+		e := kvevent.Event{Medium: string(r.bytes()), Locality: string(r.bytes()), Ownership: string(r.bytes())}
+		d.residency(&e)
+	}
+	for range r.number(uint64(len(r.rest) / 9)) {
+		at := record(uint32(r.number(1<<32 - 1)))
+		n := name()
+		if r.err != nil {
+			break
+		}
+		if at == 0 || t.isSpare(at) {
+			continue
+		}
+		if d.names.find(t, n) != 0 || d.names.find(t, t.at(at).toldName()) == at {
+			return errToldSnapshot
+		}
+		d.names.insert(t, n, at)
+	}
+	for range r.number(uint64(min(maxAliases, len(r.rest)/9))) {
+		at := record(uint32(r.number(1<<32 - 1)))
+		n := name()
+		if r.err == nil && at != 0 && !t.isSpare(at) && (d.find(t, n) != 0 || !d.name(t, n, at)) {
+			return errToldSnapshot
+		}
+	}
+	for range r.number(uint64(len(r.rest) / 10)) {
+		k := side{name(), uint8(r.number(maxResidencies - 1))}
+		n := uint32(r.number(maxCount))
+		if r.err != nil {
+			break
+		}
+		at := d.find(t, k.name)
+		if at == 0 {
+			continue
+		}
+		if int(k.residency) >= len(d.residencies) || !d.apart(k.name, k.residency) || n == 0 || d.sides[k] != 0 {
+			return errToldSnapshot
+		}
+		if d.sides == nil {
+			d.sides, d.others = map[side]uint32{}, map[uint64]uint32{}
+		}
+		tier := d.residencies[k.residency].tier
+		key := uint64(at)<<8 | uint64(tier)
+		if int(d.others[key]+n) > t.holds(at, reason(tier)) {
+			return errToldSnapshot
+		}
+		d.sides[k] = n
+		d.others[key] += n
+	}
+	for range r.number(uint64(len(r.rest) / 8)) {
+		d.lasting = append(d.lasting, name())
+	}
+	if r.err != nil || len(r.rest) > 0 {
+		return errToldSnapshot
+	}
+	d.account(s)
+	return nil
+}

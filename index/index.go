@@ -171,6 +171,7 @@ func (x *Index) Join(number int, c SlotConfig) {
 	}
 	s := &slot{number: number, config: c, epoch: x.epochs.Add(1)}
 	s.tree.makeRoom = func() int { return x.makeRoom(s) }
+	s.tree.dropped = func(r ref) { s.told.dropped(&s.tree, r) }
 	s.tree.init(x.arena, &x.lanes)
 	s.shadow.resize(s)
 	old := *x.slots.Load()
@@ -241,7 +242,10 @@ func (x *Index) SetState(number int, state State, why string) {
 		s.epoch, s.claims = x.epochs.Add(1), 0
 		s.audit.forget()
 		s.shadow.abandon(s)
-	case Approximate, Mismatched:
+	case Approximate:
+		s.shadow.adopt(s)
+		s.told.demote(s)
+	case Mismatched:
 		s.shadow.adopt(s)
 	}
 }
@@ -283,7 +287,7 @@ func (s *slot) giveUp(n int) int {
 		if s.shadow.giveUp(s) {
 			continue
 		}
-		if !s.tree.giveUp(func(r ref) { s.told.lose(s, r) }) {
+		if !s.tree.giveUp(func(ref) {}) {
 			return i
 		}
 		s.short = true

@@ -107,6 +107,8 @@ type tree struct {
 	// many. It is called with the slot's mutex held.
 	makeRoom func() int
 	credit   int // how many may come for those that were given up
+	// dropped is told of each record that goes.
+	dropped func(ref)
 }
 
 // list is records in an order, the oldest first. A record is in one list at
@@ -493,6 +495,9 @@ func (t *tree) drop(r ref) {
 // unhang takes a record that nothing is below out of the tree.
 func (t *tree) unhang(r ref) {
 	rec := t.at(r)
+	if t.dropped != nil {
+		t.dropped(r)
+	}
 	if rec.state&branchBit != 0 {
 		t.branches.remove(t, r)
 	}
