@@ -15,7 +15,7 @@ RUN_ARGS = $(or $(ARGS),--sim 3)
 TEST_ARGS = $(or $(ARGS),./...)
 
 .DEFAULT_GOAL = help
-.PHONY: help run build tokenizers test python-tokenizers test-library test-tokenizers test-vllm lint generate bench-datapath bench-gateway bench-prompt soak clean
+.PHONY: help run build tokenizers test python-tokenizers test-library test-tokenizers test-vllm lint generate bench-datapath bench-gateway bench-prompt bench-index soak clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-16s%s\n", $$1, $$2}' Makefile
@@ -150,6 +150,10 @@ bench-prompt: tokenizers python-tokenizers ## measure how long a chat takes to i
 	CGO_ENABLED=1 CGO_LDFLAGS=-L$(HF_ENV) INFERRAIL_BENCH_PROMPT=$(CURDIR)/bench/results/prompt.json \
 		INFERRAIL_TOKENIZERS_PYTHON=$(HF_PYTHON_ENV)/bin/python \
 		go test -count 1 -tags hftokenizers -run '^TestChatTiming$$' -v ./proxy/prompt
+
+bench-index: ## measure looking up and changing the KV index, and the table in it beside maps with locks
+	INFERRAIL_BENCH_INDEX=$(CURDIR)/bench/results/index.json \
+		go test -count 1 -timeout 0 -run '^TestIndexTiming$$' -v ./index
 
 SOAK ?= 20m
 soak: ## engines that fail in all ways under 300 requests/s for SOAK=20m, then slow streams; the packet tier needs root

@@ -16,21 +16,21 @@ import (
 //     same way. If all differ, as they do when the engine does not reuse
 //     prefixes, that is the sixteenth. If races and preemption make one in
 //     twenty differ, it comes about by chance once in 10^12 responses.
-//   - They must lie auditOver apart. A restarted engine differs in all until the
-//     agent sees that it was restarted, which takes a second or a few, and then
-//     Forget begins the audit anew.
-//   - Those count not that were sent when requests needed more memory than the
-//     engine has, or auditOver later: then they wait there, and what they find
-//     depends on what happens meanwhile.
+//   - One counts in auditEach, so that they take more than ten seconds. A
+//     restarted engine differs in all until the agent sees that it was
+//     restarted, which takes a second or a few; then Forget begins the audit anew.
+//   - Those that differ do not count when requests need more memory than the
+//     engine has, or have within loadedFor: then they wait there, and what they
+//     find depends on what happens meanwhile.
 //
-// It is believed again when of as many responses only auditFew have differed
-// since, and that for rightOver: longer than what made it differ may have paused.
+// It is believed again when of auditOf such responses only auditFew have differed
+// since, which takes twice as long.
 const (
 	auditOf   = 32
 	auditMost = 16
 	auditFew  = 4
-	auditOver = 10 * time.Second
-	rightOver = 30 * time.Second
+	auditEach = 700 * time.Millisecond
+	loadedFor = 10 * time.Second
 )
 
 // Audited says how well predictions for a slot were, since it has joined. Tokens
@@ -49,11 +49,11 @@ type audit struct {
 	recent [auditOf]compared
 	n      int // how many of them there are
 	next   int
+	last   time.Time // of the last of them
 }
 
 // compared is one response that tells something.
 type compared struct {
-	at                time.Time
 	predicted, actual int
 	way               int8 // 1 when fewer were found than predicted, -1 when more, else 0
 }
@@ -76,7 +76,7 @@ func (x *Index) Audit(slot, predicted, actual int, reported bool, now time.Time)
 		reported, actual = true, 0
 	}
 	if reported {
-		loaded := !s.shadow.pressed.IsZero() && now.Sub(s.shadow.pressed) < auditOver
+		loaded := !s.shadow.pressed.IsZero() && now.Sub(s.shadow.pressed) < loadedFor
 		a.add(predicted, actual, max(s.config.BlockSize, 1), loaded, now)
 	}
 	return a.Why, (a.Why == "") != (before == "")
@@ -107,14 +107,15 @@ func (a *audit) add(predicted, actual, block int, loaded bool, now time.Time) {
 	case off < 0:
 		a.Under++
 	}
-	if max(predicted, actual) < block || loaded && way != 0 {
+	if max(predicted, actual) < block || loaded && way != 0 || now.Sub(a.last) < auditEach {
 		return
 	}
-	a.recent[a.next] = compared{now, predicted, actual, way}
+	a.last = now
+	a.recent[a.next] = compared{predicted, actual, way}
 	a.next = (a.next + 1) % auditOf
 	a.n = min(a.n+1, auditOf)
 
-	var over, under, all spell
+	var over, under spell
 	for _, c := range a.recent[:a.n] {
 		switch c.way {
 		case 1:
@@ -122,19 +123,17 @@ func (a *audit) add(predicted, actual, block int, loaded bool, now time.Time) {
 		case -1:
 			under.add(c)
 		}
-		all.add(c)
-	}
-	if a.Why != "" {
-		if a.n == auditOf && over.n+under.n <= auditFew && all.last.Sub(all.first) >= rightOver {
-			a.Why = ""
-		}
-		return
 	}
 	worse := over
 	if under.n > over.n {
 		worse = under
 	}
-	if worse.n >= auditMost && worse.last.Sub(worse.first) >= auditOver {
+	switch {
+	case a.Why != "":
+		if a.n == auditOf && over.n+under.n <= auditFew {
+			a.Why = ""
+		}
+	case worse.n >= auditMost:
 		a.Why = a.reason(worse)
 		// What it is judged by from now on comes later.
 		a.n, a.next = 0, 0
@@ -142,18 +141,9 @@ func (a *audit) add(predicted, actual, block int, loaded bool, now time.Time) {
 }
 
 // spell sums responses up.
-type spell struct {
-	n, predicted, actual int
-	first, last          time.Time
-}
+type spell struct{ n, predicted, actual int }
 
 func (s *spell) add(c compared) {
-	if s.n == 0 || c.at.Before(s.first) {
-		s.first = c.at
-	}
-	if s.n == 0 || c.at.After(s.last) {
-		s.last = c.at
-	}
 	s.n++
 	s.predicted += c.predicted
 	s.actual += c.actual

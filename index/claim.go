@@ -588,8 +588,10 @@ func (sh *shadow) await(s *slot, c *Claim, p *Prompt, now time.Time) {
 	c.kind = awaiting
 	r, i := ref(0), 0
 	for ; i < len(p.Chain); i++ {
-		q := sh.cached(t, r, p.Chain[i])
-		if q == 0 {
+		// What others have been sent to compute is awaited again: they may be
+		// refused.
+		q := t.find(r, p.Chain[i])
+		if q == 0 || t.holds(q, reason(GPU)) == 0 {
 			break
 		}
 		r = q

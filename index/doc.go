@@ -17,6 +17,35 @@
 // table (table.go), which is built for looking up all slots at once, and is
 // read without waiting for those who write.
 //
+// # Memory
+//
+// The records of all trees lie in one arena (arena.go) of chunks without
+// pointers, 52 bytes each, which go from tree to tree in batches: a slot that
+// leaves, forgets or evicts leaves them to the others. A record has its hash, so
+// a chain needs no map: the block behind another is the first one below it, and
+// only where prompts part are there maps, of 4 bytes in a cell. Together with the
+// table's entry that is 88 bytes for a block that one slot holds, and 94 where the
+// engine names it in events.
+//
+// Config.MaxBytes bounds the chunks, the table, and the maps of trees, shadows
+// and events together; they are counted as they are allocated. A little below it
+// (1/32, as the table may need more for as many blocks) the index is full: for
+// each block that comes, one is given up, by the slot that has the most records,
+// or by the one that the block is for if that has hardly fewer or the other is
+// busy. A slot gives up what its shadow would evict next; if there is nothing, of
+// the blocks that events have told the end of the chain that was told of or
+// asked for the longest time ago. The slot is not Exact any more then, as it
+// holds less than its engine, until it begins anew, and says that max_bytes is
+// too small. What requests in flight use is never given up; when there is nothing
+// else, blocks that come are left out. Nothing waits for memory, and the bound is
+// never passed by more than a chunk.
+//
+// # Locks
+//
+// A slot's mutex guards its tree, shadow and what is told. It is held when one of
+// the table's, the arena's or the lanes' mutexes is taken, and Index.mu when a
+// slot's is. Who holds a slot's mutex only tries another slot's. Look takes none.
+//
 // The package has no I/O, no clock and no goroutine. All methods of Index may be
 // called from any goroutine.
 package index

@@ -36,6 +36,7 @@ type told struct {
 	stats       Told
 	counted     int64  // bytes of all this that the arena was told of
 	buf         []byte // for mixed
+	kept        []ref  // by keep, during a batch
 }
 
 // chosen is how the group that counts was chosen.
@@ -100,6 +101,7 @@ func (x *Index) Apply(slot int, events []kvevent.Event, now time.Time) Told {
 		return Told{}
 	}
 	defer s.unlock()
+	s.told.keep(s, events)
 	for i := range events {
 		switch e := &events[i]; e.Kind {
 		case kvevent.Stored:
@@ -107,11 +109,43 @@ func (x *Index) Apply(slot int, events []kvevent.Event, now time.Time) Told {
 		case kvevent.Removed:
 			s.told.removed(s, e)
 		case kvevent.Cleared:
-			s.told.cleared(s)
+			s.told.demote(s)
+			if s.tree.blocks[guessed] > 0 {
+				// It holds nothing of that either. Claims point to what goes.
+				s.told.unkeep(s)
+				s.epoch, s.claims = x.epochs.Add(1), 0
+				s.shadow.abandon(s)
+			}
 		}
 	}
+	s.told.unkeep(s)
 	s.told.account(s)
 	return s.told.stats
+}
+
+// keep keeps the records of blocks that the batch stores without saying of what.
+// In a batch what happens on the GPU comes before what connectors tell of other
+// tiers, so the block may have been removed there just before. unkeep ends it.
+func (d *told) keep(s *slot, events []kvevent.Event) {
+	for i := range events {
+		e := &events[i]
+		if i == 0 || e.Kind != kvevent.Stored || len(e.Tokens) > 0 {
+			continue
+		}
+		for _, name := range e.Hashes {
+			if r := d.find(&s.tree, name); r != 0 {
+				s.tree.hold(r, pinned)
+				d.kept = append(d.kept, r)
+			}
+		}
+	}
+}
+
+func (d *told) unkeep(s *slot) {
+	for _, r := range d.kept {
+		s.tree.release(r, pinned)
+	}
+	d.kept = d.kept[:0]
 }
 
 // Untell forgets all that events have told of a slot: what it holds is about to
@@ -231,8 +265,12 @@ func (d *told) removed(s *slot, e *kvevent.Event) {
 	}
 }
 
-// cleared takes everything out that is on the GPU.
-func (d *told) cleared(s *slot) {
+// demote takes away what was told to be on the GPU, and keeps the names: some of
+// it is not true any more, and not known which, and nothing would ever correct
+// it. The shadow has taken it as guesses, which go when the engine has had as many
+// others. Of the other tiers there are no guesses, so they stay as they were told.
+// And a cleared GPU holds nothing.
+func (d *told) demote(s *slot) {
 	for k := range d.sides {
 		if d.residencies[k.residency].tier == GPU {
 			delete(d.sides, k)
@@ -244,20 +282,6 @@ func (d *told) cleared(s *slot) {
 		}
 	}
 	s.tree.clear(reason(GPU))
-	if s.tree.blocks[guessed] > 0 {
-		s.shadow.abandon(s)
-	}
-}
-
-// demote takes away what was told to be held, and keeps the names: some of it is
-// not true any more, and not known which. The shadow has taken it as guesses.
-func (d *told) demote(s *slot) {
-	d.sides, d.others = nil, nil
-	d.lasting, d.forgotten = nil, 0
-	for tier := range reason(Tiers) {
-		s.tree.clear(tier)
-	}
-	d.account(s)
 }
 
 // root is what the chain of a prompt's first block begins with.
@@ -525,7 +549,7 @@ func (d *told) forget(r ref, name uint64) {
 
 // reset forgets all names; the tree is emptied by the caller.
 func (d *told) reset(s *slot) {
-	*d = told{stats: d.stats, counted: d.counted, buf: d.buf}
+	*d = told{stats: d.stats, counted: d.counted, buf: d.buf, kept: d.kept}
 	d.stats.BlockSize = 0
 	d.account(s)
 }

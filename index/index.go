@@ -224,7 +224,9 @@ func (x *Index) forgetLocked(s *slot) {
 
 // SetState says how well a slot is known from now on, and why, for people. A
 // slot that becomes Exact gives up what was guessed; one that becomes
-// Approximate or Mismatched keeps what events have told as guesses.
+// Approximate or Mismatched keeps what events have told as guesses, and
+// Approximate means that some of it is not so any more: it can become Exact
+// again only when all has been told anew.
 func (x *Index) SetState(number int, state State, why string) {
 	s := x.lock(number)
 	if s == nil {
@@ -247,6 +249,19 @@ func (x *Index) SetState(number int, state State, why string) {
 		s.told.demote(s)
 	case Mismatched:
 		s.shadow.adopt(s)
+	}
+}
+
+// doubt takes away what events have told of a block on the GPU, as the shadow
+// evicts it, in a slot where what they tell has proved wrong.
+func (s *slot) doubt(r ref) {
+	t := &s.tree
+	if s.state != Mismatched || t.isSpare(r) {
+		return
+	}
+	// It is guessed, so it is held as before.
+	if t.zero(r, reason(GPU)) {
+		t.blocks[GPU]--
 	}
 }
 
@@ -287,7 +302,7 @@ func (s *slot) giveUp(n int) int {
 		if s.shadow.giveUp(s) {
 			continue
 		}
-		if !s.tree.giveUp(func(ref) {}) {
+		if !s.tree.giveUp() {
 			return i
 		}
 		s.short = true

@@ -3,8 +3,10 @@ package index
 import (
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
 // tell makes a slot hold a chain on the GPU, as far as there is memory.
@@ -136,7 +138,7 @@ func TestBound(t *testing.T) {
 		}
 	}
 	// The first slot takes it all, in long chains and short.
-	for i := range 2000 {
+	for i := range 700 {
 		chain := conversation(i, 1+r.IntN(200))
 		if n := tell(x, 0, chain); n != len(chain) {
 			t.Fatalf("only %d of %d blocks were taken", n, len(chain))
@@ -151,7 +153,7 @@ func TestBound(t *testing.T) {
 		t.Errorf("the slot that lost blocks is %v (%s), another one %v", st[0].State, st[0].Why, st[1].State)
 	}
 	// The others get their share of it.
-	for i := range 1200 {
+	for i := range 700 {
 		number := 1 + i%3
 		chain := conversation(-1-i, 1+r.IntN(200))
 		if n := tell(x, number, chain); n != len(chain) {
@@ -169,7 +171,7 @@ func TestBound(t *testing.T) {
 	}
 	// What is asked for again and again outlives what is not.
 	dear := conversation(1<<30, 100)
-	for i := range 600 {
+	for i := range 400 {
 		tell(x, 0, dear)
 		tell(x, 0, conversation(1<<20+i, 100))
 	}
@@ -318,14 +320,37 @@ func TestMany(t *testing.T) {
 					x.Forget(number)
 				case 2:
 					if s := x.lock(number); s != nil {
-						s.tree.clear(reason(r.IntN(int(reasons))))
+						s.tree.clear(reason(r.IntN(Tiers)))
 						s.unlock()
 					}
-				case 3, 4:
+				case 3:
 					x.Join(number, config)
+				case 4:
+					x.SetState(number, State(r.IntN(4)), "")
+				case 5:
+					x.Expire(time.Unix(int64(r.IntN(100)), 0))
+				case 6:
+					if data := x.AppendSnapshot(nil, number); len(data) > 0 {
+						x.Forget(number)
+						if err := x.Restore(number, data); err != nil && !strings.Contains(err.Error(), "already") && !strings.Contains(err.Error(), "no such slot") {
+							t.Error(err)
+						}
+					}
+				case 7, 8:
+					var c Claim
+					at := time.Unix(int64(r.IntN(100)), 0)
+					x.Claim(&c, number, &Prompt{Chain: chain}, Held{}, at)
+					if r.IntN(2) == 0 {
+						x.Prefilled(&c, at)
+					}
+					if r.IntN(2) == 0 {
+						x.Undo(&c)
+					} else {
+						x.Release(&c, r.IntN(100)-1, at)
+					}
 				default:
 					if s := x.lock(number); s != nil {
-						why := reason(r.IntN(int(pinned)))
+						why := reason(r.IntN(Tiers))
 						last := ref(0)
 						for _, h := range chain {
 							at := s.tree.add(last, h)
@@ -373,6 +398,31 @@ func TestMany(t *testing.T) {
 	}
 }
 
+// TestDoubt: when events have lost something or proved wrong, what they told goes
+// with the guess, and the cache is not taken for larger than it is.
+func TestDoubt(t *testing.T) {
+	for _, state := range []State{Approximate, Mismatched} {
+		x := New(Config{})
+		x.Join(0, SlotConfig{Model: "m", BlockSize: 16, Capacity: 101})
+		x.SetState(0, Exact, "")
+		first, second := conversation(1, 60), conversation(2, 60)
+		tell(x, 0, first)
+		x.SetState(0, Repairing, "")
+		if h := held(x, 0, first); h[GPU] != 60 {
+			t.Errorf("while events are fetched %d blocks are held of 60 that were told", h[GPU])
+		}
+		x.SetState(0, state, "why")
+		var c Claim
+		x.Claim(&c, 0, &Prompt{Chain: second, IDs: numbers(16*60 + 1), Block: 16}, Held{}, time.Time{})
+		x.Prefilled(&c, time.Time{})
+		x.Release(&c, 0, time.Time{})
+		total := held(x, 0, first)[GPU] + held(x, 0, second)[GPU]
+		if total > 100 || total < 90 {
+			t.Errorf("state %v: %d blocks are held of a cache of 100", state, total)
+		}
+	}
+}
+
 func TestLookAllocatesNothing(t *testing.T) {
 	if raceDetector {
 		t.Skip("the race detector allocates")
@@ -397,5 +447,74 @@ func TestLookAllocatesNothing(t *testing.T) {
 	}
 	if want := 101 * (8*63*32 + 64); sum != want {
 		t.Errorf("%d blocks in all, want %d", sum, want)
+	}
+}
+
+// TestBoundClaims: claims are kept within the bound too. Those in flight keep
+// what they use, and when that is all there is, they go on without the rest.
+func TestBoundClaims(t *testing.T) {
+	const limit = 1 << 20
+	x := New(Config{MaxBytes: limit})
+	x.Join(0, SlotConfig{Model: "m", BlockSize: 16, Capacity: 1 << 20})
+	x.Join(1, SlotConfig{Model: "m", BlockSize: 16, Capacity: 1 << 20, AfterPrefill: true})
+	x.Join(2, SlotConfig{Model: "m", BlockSize: 16, Capacity: 1 << 20})
+	x.SetState(2, Exact, "")
+	r := rand.New(rand.NewPCG(1, 1))
+	now := time.Unix(1000, 0)
+	for _, most := range []int{3, 1000} {
+		var claims []*Claim
+		for i := range 3000 {
+			now = now.Add(200 * time.Millisecond)
+			for len(claims) >= most || len(claims) > 0 && r.IntN(3) == 0 {
+				k := r.IntN(len(claims))
+				switch r.IntN(3) {
+				case 0:
+					x.Prefilled(claims[k], now)
+				case 1:
+					x.Prefilled(claims[k], now)
+					x.Release(claims[k], r.IntN(50), now)
+					claims = append(claims[:k], claims[k+1:]...)
+				case 2:
+					x.Undo(claims[k])
+					claims = append(claims[:k], claims[k+1:]...)
+				}
+			}
+			chain := conversation(r.IntN(400), 1+r.IntN(100))
+			c := new(Claim)
+			claims = append(claims, c)
+			number := i % 3
+			h := held(x, number, chain)
+			x.Claim(c, number, &Prompt{Chain: chain, IDs: numbers(16*len(chain) + 3), Block: 16}, h, now)
+			if got := x.Totals().Bytes; got > limit+chunkBytes {
+				t.Fatalf("%d bytes, the bound is %d", got, limit)
+			}
+			if most == 3 && number == 0 {
+				if h := held(x, number, chain); int(h[GPU]) < len(chain) {
+					t.Fatalf("of %d blocks that were sent %d are held", len(chain), h[GPU])
+				}
+			}
+		}
+		for _, c := range claims {
+			x.Undo(c)
+		}
+		x.Expire(now.Add(time.Hour))
+		for number := range 3 {
+			s := x.lock(number)
+			if s.tree.blocks[pinned] != 0 || s.tree.blocks[expected] != 0 || s.claims != 0 {
+				t.Errorf("slot %d has %v and %d claims after all have ended", number, s.tree.blocks, s.claims)
+			}
+			for r := s.tree.following(s.tree.top); r != s.tree.top; r = s.tree.following(r) {
+				if rec := s.tree.at(r); rec.child == 0 && rec.state>>reasonsShift == 0 && !s.tree.isSpare(r) {
+					t.Errorf("slot %d has a record for no reason", number)
+				}
+			}
+			s.unlock()
+		}
+	}
+	for number := range 3 {
+		x.Forget(number)
+	}
+	if got := x.Totals(); got.Entries != 0 || x.table.bytes() != 0 {
+		t.Errorf("after all is forgotten: %+v", got)
 	}
 }

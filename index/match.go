@@ -21,15 +21,18 @@ const probes = 7
 // laneWords bounds the lanes that are matched at a time, 64 for each word.
 const laneWords = 32
 
-// tries is how often one look-up begins anew in places that change under it.
-// Then it takes what it sees.
-const tries = 16
+// tries is how often one look-up looks again at what has changed under it. Then
+// it takes what it sees.
+const tries = 256
 
 // matching is one look-up. It lives on the stack of match.
 //
 // Along the chain sets only shrink, so all blocks between two whose sets have
 // the same number of lanes have the same set: a segment. The blocks at which
-// segments end are searched for, and only there are sets read.
+// segments end are searched for, and only there are sets read: that of the
+// first block of each segment, and that of the last, which must not have less.
+// So whatever changes meanwhile, no lane gets a depth that it did not have when
+// it was looked at, and one that has not changed gets the depth it has.
 type matching struct {
 	table *table
 	chain []Hash
@@ -37,22 +40,21 @@ type matching struct {
 	base  int // the first lane matched
 	words int // so many, of 64 lanes each
 	tries int
-	start int // the first block of the segment that is looked at
+	start int     // the first block of the segment that is looked at
+	first laneSet // what was found of it
 	// last are the lanes that had block reached-1, and are not known to have
-	// more. So nothing that was seen of a lane is lost, whatever changes
-	// meanwhile, and no lane gets a depth at which it was not seen.
+	// more or to have no more.
 	last    [laneWords]uint64
 	reached int
 	read    [laneWords]uint64 // a set read, for the next last
-	// Of findMany, which finds them cleared already.
-	places [probes]uint64
-	groups [probes]*group
 }
 
 // match sets depth[l], for each lane l that has the first block of the chain, to
 // the number of leading blocks it has. The others are left as they are; so are
-// lanes beyond len(depth). It allocates nothing. What has been entered before
-// it is called, and does not leave before it returns, is found.
+// lanes beyond len(depth). It allocates nothing.
+//
+// What writers do meanwhile is seen or not, lane by lane: a lane that has
+// changed gets the depth before or after that, or one between them.
 func (t *table) match(depth []int32, chain []Hash) {
 	if len(chain) == 0 {
 		return
@@ -68,29 +70,19 @@ func (t *table) match(depth []int32, chain []Hash) {
 
 // run does the look-up. It reports whether any lane has the first block.
 func (m *matching) run() bool {
-	end := len(m.chain)
 	first := m.find(0)
-	last := first
-	if end > 1 {
-		last = m.find(end - 1)
-	}
-	for first.set != 0 && m.lanes(&first).version() != first.set.version() {
-		if m.tries--; m.tries < 0 {
-			return true
-		}
-		first = m.find(0)
-	}
 	if first.set == 0 {
 		return false
 	}
-	m.last, m.reached = m.read, 1
-	if end > 1 && first.holders != last.holders {
-		m.narrow(0, end-1, &first, &last)
+	m.begin(0, &first)
+	last, end := first, len(m.chain)-1
+	if end > 0 {
+		last = m.find(end)
+		if first.set != 0 && first.holders != last.holders {
+			m.narrow(0, end, &first, &last)
+		}
 	}
-	m.ends(end, last)
-	for i, lanes := range m.last[:m.words] {
-		m.reach(i, lanes)
-	}
+	m.ends(end+1, &last, &found{})
 	return true
 }
 
@@ -98,60 +90,107 @@ func (m *matching) run() bool {
 // held, and by others than the second.
 func (m *matching) narrow(from, to int, a, b *found) {
 	if to-from == 1 {
-		m.ends(to, *a)
+		m.ends(to, a, b)
 		return
 	}
 	step := (to - from + probes) / (probes + 1)
 	var at [probes]found
 	n := (to - from - 1) / step
-	m.findMany(&at, n, from+step, step)
+	m.findMany(at[:n], from+step, step)
 	for i := range n {
-		if next := &at[i]; a.holders != next.holders {
-			m.narrow(from, from+step, a, next)
-			a = next
-			if a.set == 0 {
+		next := &at[i]
+		if a.holders != next.holders {
+			if step == 1 {
+				m.ends(from+1, a, next)
+			} else {
+				m.narrow(from, from+step, a, next)
+			}
+			if next.set == 0 {
 				return
 			}
-		} else {
-			a = next
 		}
-		from += step
+		a, from = next, from+step
 	}
 	if a.holders != b.holders {
 		m.narrow(from, to, a, b)
 	}
 }
 
-// ends is told that a segment ends before block end, and what was found of the
-// block before that.
-func (m *matching) ends(end int, a found) {
-	for {
-		if a.set == 0 {
-			return
-		}
-		now := m.lanes(&a)
-		if now == a.set {
-			break
-		}
+// begin is told that a segment begins at a block, and what was found of that.
+// Lanes that have the block before it only have no more than that.
+func (m *matching) begin(at int, f *found) {
+	for f.set != 0 && m.lanes(f).version() != f.set.version() {
 		if m.tries--; m.tries < 0 {
-			if now.version() == a.set.version() {
-				break
-			}
 			return
 		}
-		// Other lanes have it now, which may have changed anywhere in the
-		// segment: those that left, too, are to get the depth they have.
-		from := m.start
-		a = m.find(end - 1)
-		if begin := m.find(from); from < end-1 && begin.set != 0 && begin.holders != a.holders {
-			m.narrow(from, end-1, &begin, &a)
+		*f = m.find(at)
+	}
+	if f.set == 0 {
+		clear(m.read[:m.words])
+	}
+	m.advance(at + 1)
+	m.start, m.first = at, f.set
+}
+
+// ends is told that a segment ends before block end, what was found of the block
+// before that, and what of this one.
+func (m *matching) ends(end int, a, b *found) {
+	if m.start < end-1 {
+		if m.covers(a) {
+			m.advance(end)
+		} else {
+			m.again(end, *a)
 		}
 	}
+	m.begin(end, b)
+}
+
+// again looks at a segment anew: lanes have left in it since it was looked at,
+// or a writer is in the middle of a change, and a set has one more than its
+// number. A look-up waits for no writer to go on, so it takes what does not
+// change between two looks.
+func (m *matching) again(end int, a found) {
+	for m.start < end-1 {
+		from, to := m.find(m.start), m.find(end-1)
+		m.tries--
+		if m.tries < 0 || from.set == m.first && to.set == a.set && from.holders == to.holders {
+			m.advance(end)
+			return
+		}
+		m.begin(m.start, &from)
+		if from.set != 0 && from.holders != to.holders {
+			m.narrow(m.start, end-1, &from, &to)
+		}
+		if m.start < end-1 && m.covers(&to) {
+			m.advance(end)
+			return
+		}
+		a = to
+	}
+}
+
+// covers reads the lanes that have the last block of a segment, and reports
+// whether all that have its first one are among them.
+func (m *matching) covers(f *found) bool {
+	if f.set == 0 || m.lanes(f).version() != f.set.version() {
+		clear(m.read[:m.words]) // it may be another block's
+	}
+	for i, lanes := range m.last[:m.words] {
+		if lanes&^m.read[i] != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// advance makes what was read the lanes that have the block before at. Others
+// have no more than what was reached.
+func (m *matching) advance(at int) {
 	for i := range m.words {
 		m.reach(i, m.last[i]&^m.read[i])
 		m.last[i] = m.read[i]
 	}
-	m.reached, m.start = end, end
+	m.reached = at
 }
 
 // reach notes that lanes of one word have no more blocks than were reached.
@@ -205,40 +244,44 @@ func (m *matching) find(i int) found {
 	return m.table.look(p, h, place)
 }
 
-// findMany looks for n blocks: one at from, and one each step behind it. to is
-// zero at first.
-func (m *matching) findMany(to *[probes]found, n, from, step int) {
-	t := m.table
-	places, groups := &m.places, &m.groups
-	for i := range n {
-		place := t.place(m.chain[from+i*step])
+// findMany looks for the blocks at from and each step behind it, as many as to
+// has. That is zero at first.
+func (m *matching) findMany(to []found, from, step int) {
+	t, chain := m.table, m.chain
+	var places [probes]uint64
+	var groups [probes]*group
+	var parts [probes]*part
+	if len(to) > probes {
+		return
+	}
+	for i, at := 0, from; i < len(to); i, at = i+1, at+step {
+		place := t.place(chain[at])
 		p := t.parts[shardAt(place)].Load()
 		// Both lines of all groups are on their way before the first is needed.
 		g := &p.groups[groupAt(place, len(p.groups))]
 		atomic.LoadUint64(&g.control)
 		atomic.LoadUint64(&g.entries[groupEntries/2].lo)
-		places[i], groups[i], to[i].part = place, g, p
+		places[i], groups[i], parts[i] = place, g, p
 	}
-	for i := range n {
+	for i, at := 0, from; i < len(to); i, at = i+1, at+step {
 		// Most are what the first tag says. So much of look is here.
-		g, h, f := groups[i], &m.chain[from+i*step], &to[i]
+		g, h := groups[i], &chain[at]
 		control := atomic.LoadUint64(&g.control)
 		if some := tagged(control, tagAt(places[i])); some != 0 {
 			e := &g.entries[entryAt(some)]
 			set := e.set.load()
 			t.pause()
-			if set.count() > 0 && atomic.LoadUint64(&e.hi) == h.Hi && atomic.LoadUint64(&e.lo) == h.Lo {
+			if atomic.LoadUint64(&e.hi) == h.Hi && atomic.LoadUint64(&e.lo) == h.Lo && set.kind() > 0 {
 				t.pause()
 				if e.set.load() == set {
-					f.entry, f.set, f.holders = e, set, set.holders()
+					to[i] = found{parts[i], e, set, set.holders()}
 					continue
 				}
 			}
 		} else if control>>passedShift == 0 {
-			f.part = nil
 			continue
 		}
-		*f = t.look(f.part, h, places[i])
+		to[i] = t.look(parts[i], h, places[i])
 	}
 }
 

@@ -326,6 +326,7 @@ func (sh *shadow) evict(s *slot, x ref) {
 		// The blocks of an answer are side by side in the queue, the last first.
 		sh.answers.shrink(uint32(h.Lo), next)
 	}
+	s.doubt(x)
 	sh.lose(t, x)
 }
 

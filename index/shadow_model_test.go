@@ -343,7 +343,8 @@ func TestShadowAgainstEngine(t *testing.T) {
 func compare(t *testing.T, r *rand.Rand, e engine, radix bool, blocks, block, requests int) {
 	t.Helper()
 	x := New(Config{})
-	x.Join(0, SlotConfig{Model: "m", BlockSize: block, Capacity: blocks, AfterPrefill: radix})
+	config := SlotConfig{Model: "m", BlockSize: block, Capacity: blocks, AfterPrefill: radix}
+	x.Join(0, config)
 	type run struct {
 		claim     Claim
 		prompt    []uint32
@@ -354,7 +355,7 @@ func compare(t *testing.T, r *rand.Rand, e engine, radix bool, blocks, block, re
 	systems := [][]uint32{randomIDs(r, 3*block), randomIDs(r, block*(1+r.IntN(4))+r.IntN(block))}
 	now := time.Unix(1000, 0)
 	what := ""
-	next, asked, hits, evicted := 0, 0, 0, 0
+	next, asked, hits, evicted, restarts := 0, 0, 0, 0, 0
 	for step := 0; asked < requests; step++ {
 		if step%16 == 0 {
 			checkShadow(t, x.at(0))
@@ -364,6 +365,16 @@ func compare(t *testing.T, r *rand.Rand, e engine, radix bool, blocks, block, re
 			t.Fatalf("%s: %d blocks queued and %d tokens free, want %d and %d", what, sh.queue.n, sh.free, queued, free*block)
 		}
 		now = now.Add(time.Millisecond)
+		if len(runs) == 0 && r.IntN(4) == 0 {
+			// A warm restart changes nothing.
+			y := New(Config{})
+			y.Join(0, config)
+			if err := y.Restore(0, x.AppendSnapshot(nil, 0)); err != nil {
+				t.Fatal(err)
+			}
+			x, what = y, what+", and the index was restarted"
+			restarts++
+		}
 		switch k := r.IntN(10); {
 		case k < 5 && len(runs) < 6:
 			var prompt []uint32
@@ -454,8 +465,8 @@ func compare(t *testing.T, r *rand.Rand, e engine, radix bool, blocks, block, re
 			}
 		}
 	}
-	if hits < requests/10 || evicted == 0 {
-		t.Errorf("%d hits and %d evictions in %d requests show nothing", hits, evicted, requests)
+	if hits < requests/10 || evicted == 0 || restarts == 0 {
+		t.Errorf("%d hits, %d evictions and %d restarts in %d requests show nothing", hits, evicted, restarts, requests)
 	}
 }
 

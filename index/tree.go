@@ -693,13 +693,12 @@ func (t *tree) relist(r ref) {
 
 // giveUp drops the leaf that has not been told of or asked for for the longest
 // time, of those that are held for no other reason than that events have told
-// so. It reports whether there was one; lose is told which before it goes.
-func (t *tree) giveUp(lose func(ref)) bool {
+// so. It reports whether there was one.
+func (t *tree) giveUp() bool {
 	r := t.leaves.first
 	if r == 0 {
 		return false
 	}
-	lose(r)
 	for why := range reason(Tiers) {
 		if t.zero(r, why) {
 			t.blocks[why]--
@@ -781,16 +780,17 @@ type branches struct {
 	n     int
 }
 
-// home is the cell that a hash should be in.
-func (b *branches) home(h Hash) uint32 {
-	return uint32((h.Lo >> 32) * uint64(len(b.cells)) >> 32)
+// home is the cell that a hash should be in. Like the table's places, nobody who
+// chooses prompts knows it.
+func (b *branches) home(t *tree, h Hash) uint32 {
+	return uint32((t.arena.table.place(h) >> 32) * uint64(len(b.cells)) >> 32)
 }
 
 func (b *branches) find(t *tree, h Hash) ref {
 	if b.n == 0 {
 		return 0
 	}
-	for i := b.home(h); ; {
+	for i := b.home(t, h); ; {
 		r := b.cells[i]
 		if r == 0 || t.at(r).hash() == h {
 			return r
@@ -812,7 +812,7 @@ func (b *branches) insert(t *tree, r ref) {
 }
 
 func (b *branches) put(t *tree, r ref) {
-	i := b.home(t.at(r).hash())
+	i := b.home(t, t.at(r).hash())
 	for b.cells[i] != 0 {
 		if i++; i == uint32(len(b.cells)) {
 			i = 0
@@ -835,7 +835,7 @@ func (b *branches) resize(t *tree, size int) {
 // remove takes out a record that is there, and moves those behind it up.
 func (b *branches) remove(t *tree, r ref) {
 	size := uint32(len(b.cells))
-	i := b.home(t.at(r).hash())
+	i := b.home(t, t.at(r).hash())
 	for b.cells[i] != r {
 		if i++; i == size {
 			i = 0
@@ -850,7 +850,7 @@ func (b *branches) remove(t *tree, r ref) {
 			break
 		}
 		// It may move to i unless its home is behind i, up to j.
-		if home := b.home(t.at(o).hash()); (j+size-home)%size >= (j+size-i)%size {
+		if home := b.home(t, t.at(o).hash()); (j+size-home)%size >= (j+size-i)%size {
 			b.cells[i] = o
 			i = j
 		}

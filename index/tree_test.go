@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"time"
 )
 
 // newTree returns a tree of its own, in an index of a size.
@@ -184,7 +185,7 @@ func checkTree(t *testing.T, tr *tree, w *wood, p plainTree, spares map[ref]int)
 // TestTreeAgainstModel: after any sequence of changes a tree holds what counts
 // kept in a map say.
 func TestTreeAgainstModel(t *testing.T) {
-	for seed := range uint64(60) {
+	for seed := range uint64(25) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			r := rand.New(rand.NewPCG(seed, 1))
 			w := newWood(r, 10+r.IntN(120))
@@ -346,6 +347,60 @@ func TestTreeLists(t *testing.T) {
 		for _, at := range want {
 			if !tr.linked(&l, at) {
 				t.Fatalf("%d is in the list and out", at)
+			}
+		}
+	}
+}
+
+// TestTreeRemovesInAnyOrder: a long chain, or many blocks below one, are removed
+// in any order in time that grows as their number does. If it grew as its square,
+// this would take an hour.
+func TestTreeRemovesInAnyOrder(t *testing.T) {
+	n := 200_000
+	if raceDetector {
+		n = 10_000
+	}
+	r := rand.New(rand.NewPCG(1, 1))
+	order := make([]int, n)
+	for i := range order {
+		order[i] = i
+	}
+	orders := map[string]func(){
+		"first to last": func() { slices.Sort(order) },
+		"last to first": func() { slices.Sort(order); slices.Reverse(order) },
+		"random":        func() { r.Shuffle(n, func(i, j int) { order[i], order[j] = order[j], order[i] }) },
+	}
+	for shape, parent := range map[string]func(before ref, i int) ref{
+		"chain": func(before ref, i int) ref { return before },
+		"fan":   func(before ref, i int) ref { return 0 },
+		"tree": func(before ref, i int) ref {
+			if i%100 == 0 {
+				return 0
+			}
+			return before
+		},
+	} {
+		for name, sort := range orders {
+			tr := newTree(t, 0)
+			refs := make([]ref, n)
+			last := ref(0)
+			for i := range refs {
+				last = tr.add(parent(last, i), Hash{uint64(i), r.Uint64()})
+				tr.hold(last, reason(GPU))
+				refs[i] = last
+			}
+			sort()
+			start := time.Now()
+			for _, i := range order {
+				if !tr.release(refs[i], reason(GPU)) {
+					t.Fatalf("%s, %s: block %d is not held", shape, name, i)
+				}
+			}
+			if d := time.Since(start); d > time.Minute {
+				t.Errorf("%s, %s: it took %v", shape, name, d)
+			}
+			if tr.records != 0 || tr.arena.table.bytes() != 0 {
+				t.Errorf("%s, %s: %d records are left", shape, name, tr.records)
 			}
 		}
 	}
