@@ -443,6 +443,10 @@ func (sh *shadow) prefilled(s *slot, c *Claim, now time.Time) {
 		if r != c.tail && r != 0 {
 			sh.end(r)
 		}
+		cost := sh.block
+		if c.text {
+			cost = textTokens
+		}
 		r = c.tail
 		for range c.added {
 			if t.holds(r, guessed) == 0 {
@@ -450,9 +454,9 @@ func (sh *shadow) prefilled(s *slot, c *Claim, now time.Time) {
 			} else {
 				// Another request has been faster, and this one's copy is
 				// given back.
-				sh.free += sh.cost(t, r)
+				sh.free += cost
 			}
-			c.own -= sh.cost(t, r)
+			c.own -= cost
 			sh.pin(t, r)
 			r = t.parent(r)
 		}
@@ -632,7 +636,11 @@ func (sh *shadow) unawait(t *tree, tail ref, n int32) {
 		if t.holds(r, pinned) == 1 {
 			t.release(r, expected)
 		}
-		t.release(r, pinned)
+		if t.holds(r, guessed) > 0 {
+			sh.unpin(t, r) // The slot has become approximate since.
+		} else {
+			t.release(r, pinned)
+		}
 		r = next
 	}
 }

@@ -62,6 +62,9 @@ func (x *exchange) ask() failure {
 		if f := x.c.pause(pause); f != none {
 			return f
 		}
+		if pause > 0 {
+			x.lookAgain()
+		}
 	}
 }
 

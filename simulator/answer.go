@@ -83,6 +83,7 @@ func newAnswer(cfg *Config, r *request, id string, created int64) *answer {
 				c.shareable = p.tokens - p.tokens%cfg.BlockSize
 			}
 			c.write(r)
+			c.seq.Stops = c.finish != "length"
 			c.seq.Said = c.appendSaid(make([]uint32, 0, c.seq.Output-1))
 			a.choices = append(a.choices, c)
 		}

@@ -158,20 +158,23 @@ func (p *blockPool) share(s *Sequence, tokens int) {
 
 func (p *blockPool) prefilled(*Sequence, int) {}
 
-func (p *blockPool) grow(s *Sequence, tokens int) bool {
-	if ceilDiv(tokens, p.naming.block) > len(s.blocks) {
+func (p *blockPool) grow(s *Sequence, room, known int) bool {
+	if ceilDiv(room, p.naming.block) > len(s.blocks) {
 		if p.free == 0 {
 			return false
 		}
 		p.hand(s)
 	}
-	p.share(s, tokens)
+	p.share(s, known)
 	return true
 }
 
 // release puts the blocks into the queue, the last first: those without a name
 // at its beginning, the others at its end.
-func (p *blockPool) release(s *Sequence, _ int, _ bool) {
+func (p *blockPool) release(s *Sequence, tokens int, drop bool) {
+	if !drop {
+		p.share(s, tokens)
+	}
 	at := p.blocks[0].next
 	for _, id := range slices.Backward(s.blocks) {
 		b := &p.blocks[id]

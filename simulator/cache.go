@@ -19,9 +19,10 @@ type cache interface {
 	admit(s *Sequence, tokens int) (cached int, ok bool)
 	// prefilled says that all the tokens admitted have been computed.
 	prefilled(s *Sequence, tokens int)
-	// grow takes room for the last of so many tokens of s, which is about to
-	// be computed. Without room it changes nothing and reports false.
-	grow(s *Sequence, tokens int) bool
+	// grow takes room for one token more, so that there is room for so many of
+	// s, of which those known are computed or about to be. Without room it
+	// changes nothing and reports false.
+	grow(s *Sequence, room, known int) bool
 	// release gives back the room of s, of which so many tokens have been
 	// computed. drop: what is not in the cache yet is not to come into it.
 	release(s *Sequence, tokens int, drop bool)

@@ -26,7 +26,9 @@ type Config struct {
 	// Engine is whose cache, events, metrics and counts it has: vllm or sglang.
 	Engine string `yaml:"engine" name:"engine" enum:"vllm,sglang" default:"vllm" help:"vllm or sglang: whose KV cache, events, metrics and counts it has."`
 	// HostBlocks is the room of SGLang's host tier; 0 is none.
-	HostBlocks            int  `yaml:"host_blocks" name:"host-blocks" default:"0" help:"Blocks of SGLang's host tier; 0 is none."`
+	HostBlocks int `yaml:"host_blocks" name:"host-blocks" default:"0" help:"Blocks of SGLang's host tier; 0 is none."`
+	// NoAsyncScheduling: vLLM schedules a step when the one before it is over.
+	NoAsyncScheduling     bool `yaml:"no_async_scheduling" name:"no-async-scheduling" help:"Schedule each step of vLLM when the one before it is over."`
 	NoEnablePrefixCaching bool `yaml:"no_enable_prefix_caching" name:"no-enable-prefix-caching" aliases:"disable-radix-cache" help:"Compute every prompt anew."`
 	// DataParallelSize is how many ranks there are, each with a cache of its
 	// own. Default: 1.
@@ -161,7 +163,7 @@ func (c *Config) newEngine() *Engine {
 	if c.sglang() {
 		e.cache, e.batches = newRadixCache(n, c.NumGPUBlocks, c.HostBlocks, shares, told), true
 	} else {
-		e.cache = newBlockPool(n, c.NumGPUBlocks, shares, told)
+		e.cache, e.ahead = newBlockPool(n, c.NumGPUBlocks, shares, told), !c.NoAsyncScheduling
 	}
 	return e
 }

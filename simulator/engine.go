@@ -35,6 +35,9 @@ type Sequence struct {
 	// NoRead: it takes nothing from the cache.
 	Adapter, Salt string
 	NoRead        bool
+	// Stops: it ends with what is said, not because a limit is reached, which
+	// the engine knows beforehand.
+	Stops bool
 	// Uncached and Cached are the tokens of the prompt, which the caller fills
 	// in for an engine without a cache; another does so at the start. Output
 	// is how many tokens are generated: at least 1.
@@ -132,7 +135,7 @@ func (s *Sequence) made(t time.Duration) int {
 	case s.state == waiting || t < s.at:
 		return s.from
 	case s.perToken == 0:
-		return s.next
+		return max(s.next, s.from)
 	}
 	return min(s.from+1+int((t-s.at)/s.perToken), s.Output)
 }
@@ -154,6 +157,10 @@ type Engine struct {
 	// batches: all that wait are looked up before the first of them is
 	// prefilled, as SGLang does it.
 	batches bool
+	// ahead: a step is scheduled while the one before it runs, as vLLM does it
+	// unless told otherwise. So there is room for a token before the one before
+	// it is known, and for one too many when a sequence stops by itself.
+	ahead bool
 
 	serial uint64
 	now    time.Duration
@@ -302,6 +309,9 @@ func (e *Engine) admit() {
 			s.First = end
 		}
 		s.End, _ = s.Ready(s.Output - 1)
+		if e.ahead {
+			s.next-- // the token after the first is scheduled at once
+		}
 		e.schedule(s)
 	}
 	e.prefillFree = end
@@ -338,7 +348,12 @@ func (e *Engine) step(s *Sequence) {
 		e.stop(s, true)
 		return
 	}
-	for e.cache != nil && !e.cache.grow(s, tokens+1) {
+	room, grows := tokens+1, e.cache != nil
+	if e.ahead {
+		room++
+		grows = grows && (s.Stops || s.next+2 < s.Output)
+	}
+	for grows && !e.cache.grow(s, room, tokens+1) {
 		victim := e.victim()
 		e.preempt(victim)
 		if victim == s {
@@ -386,11 +401,13 @@ func (e *Engine) stop(s *Sequence, whole bool) {
 	if whole {
 		made = s.Output
 	}
-	prefilled := e.now >= s.at
+	// Of who has left nothing more comes into vLLM's cache, and what SGLang has
+	// not finished to compute does not.
+	drop := !whole && (!e.batches || e.now < s.at)
 	e.leave(s)
 	if e.cache != nil {
 		// The last token is known but has not been computed.
-		e.cache.release(s, s.prompt()+max(0, made-1), !prefilled)
+		e.cache.release(s, s.prompt()+max(0, made-1), drop)
 	}
 	s.state = ended
 	e.stuck = false

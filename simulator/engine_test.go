@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -98,6 +99,7 @@ func TestEngine(t *testing.T) {
 				case "sglang":
 					e.cache, e.batches = newRadixCache(naming{block: size, sglang: true}, blocks, host, true, true), true
 				}
+				e.ahead = d.HasArg("ahead")
 				clear(sequences)
 				clear(names)
 				return told()
@@ -116,6 +118,7 @@ func TestEngine(t *testing.T) {
 				} else {
 					d.ScanArgs(t, "output", &s.Output)
 				}
+				s.Stops = d.HasArg("stops")
 				if d.HasArg("slow") {
 					var slow int
 					d.ScanArgs(t, "slow", &slow)
@@ -183,7 +186,7 @@ func letters(text string) []uint32 {
 func describe(c *change, names map[blockName]string) string {
 	short := func(n blockName) string {
 		if names[n] == "" {
-			names[n] = fmt.Sprintf("b%d", len(names))
+			names[n] = strconv.Itoa(len(names))
 		}
 		return names[n]
 	}

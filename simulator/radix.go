@@ -299,8 +299,8 @@ func (c *radixCache) backUp(n *radixNode) {
 
 func (c *radixCache) prefilled(s *Sequence, tokens int) { c.insert(s, tokens) }
 
-func (c *radixCache) grow(s *Sequence, tokens int) bool {
-	if ceilDiv(tokens, c.naming.block) <= s.shared+s.own {
+func (c *radixCache) grow(s *Sequence, room, _ int) bool {
+	if ceilDiv(room, c.naming.block) <= s.shared+s.own {
 		return true
 	}
 	c.vacate(1)

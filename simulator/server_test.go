@@ -451,7 +451,7 @@ func TestMetrics(t *testing.T) {
 		for _, want := range []string{
 			`vllm:num_requests_running{engine="0",model_name="sim"} 1`,
 			`vllm:num_requests_waiting{engine="0",model_name="sim"} 0`,
-			`vllm:kv_cache_usage_perc{engine="0",model_name="sim"} 0.1111111111111111`,
+			`vllm:kv_cache_usage_perc{engine="0",model_name="sim"} 0.2222222222222222`,
 			`vllm:prompt_tokens_total{engine="0",model_name="sim"} 12`,
 			`vllm:request_success_total{engine="0",finished_reason="length",model_name="sim"} 1`,
 			`vllm:time_to_first_token_seconds_count{engine="0",model_name="sim"} 2`,
