@@ -134,6 +134,7 @@ func (x *exchange) attempt() failure {
 				return f
 			}
 		}
+		x.foresee()
 		if f = x.send(); f == none {
 			x.claim()
 			f = x.readResponseHead()
