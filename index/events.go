@@ -34,6 +34,8 @@ type told struct {
 	lasting     []uint64          // names stored where no removals are told, the oldest first
 	forgotten   int               // of lasting, those that were seen to
 	stats       Told
+	orphaned    bool   // there were orphans since the GPU was empty
+	hybrid      bool   // there are groups that do not count
 	counted     int64  // bytes of all this that the arena was told of
 	buf         []byte // for mixed
 	kept        []ref  // by keep, during a batch
@@ -186,6 +188,7 @@ func (x *Index) Told(slot int) Told {
 func (d *told) stored(s *slot, e *kvevent.Event) {
 	if !d.counts(s, e.Group, e.Spec) {
 		d.stats.OtherGroups += uint64(len(e.Hashes))
+		d.hybrid = true
 		return
 	}
 	t, size := &s.tree, e.BlockSize
@@ -232,6 +235,7 @@ func (d *told) stored(s *slot, e *kvevent.Event) {
 				continue
 			case before == Hash{}:
 				d.stats.Orphans++
+				d.orphaned = true
 				continue
 			}
 			// Nearly always the blocks are the chain. Of a name that is known, the
@@ -334,6 +338,19 @@ func (d *told) demote(s *slot) {
 		}
 	}
 	s.tree.clear(reason(GPU))
+	d.orphaned = false
+}
+
+// inexact says why what is held is not exact though all events have been applied;
+// it is empty where it is.
+func (d *told) inexact() string {
+	switch {
+	case d.orphaned:
+		return "the engine stores blocks behind others that it has not told of"
+	case d.hybrid:
+		return "a hybrid model: only the blocks of full attention are looked at"
+	}
+	return ""
 }
 
 // root is what the chain of a prompt's first block begins with.
@@ -726,8 +743,8 @@ func (n *names) remove(t *tree, name uint64) {
 
 // appendSnapshot appends what a warm restart needs of what events have told:
 //
-//	the group and how it was chosen, the block size
-//	the residencies: count; of each its three words, tier and whether it is the first
+//	the group and how it was chosen, the block size, what makes it inexact
+//	the residencies: count; of each its three words
 //	the names: count; of each the number of its record and the name
 //	the aliases: likewise
 //	the sides: count; of each its name, residency and count
@@ -739,6 +756,14 @@ func (d *told) appendSnapshot(dst []byte, s *slot, number func(ref) uint32) []by
 	dst = binary.AppendUvarint(dst, uint64(d.group))
 	dst = binary.AppendUvarint(dst, uint64(d.chosen))
 	dst = binary.AppendUvarint(dst, uint64(d.stats.BlockSize))
+	inexact := uint64(0)
+	if d.orphaned {
+		inexact |= toldOrphaned
+	}
+	if d.hybrid {
+		inexact |= toldHybrid
+	}
+	dst = binary.AppendUvarint(dst, inexact)
 	dst = binary.AppendUvarint(dst, uint64(len(d.residencies)))
 	for _, o := range d.residencies {
 		dst = appendString(appendString(appendString(dst, o.medium), o.locality), o.ownership)
@@ -775,6 +800,12 @@ func (d *told) appendSnapshot(dst []byte, s *slot, number func(ref) uint32) []by
 	return dst
 }
 
+// What makes it inexact, in a snapshot.
+const (
+	toldOrphaned = 1 << iota
+	toldHybrid
+)
+
 var errToldSnapshot = errors.New("what events have told: damaged")
 
 // restore reads that again. Records that there was no memory for are left out.
@@ -796,6 +827,8 @@ func (d *told) restore(s *slot, data []byte, record func(uint32) ref) error {
 	d.group = int(r.number(1 << 31))
 	d.chosen = chosen(r.number(uint64(byKind)))
 	d.stats.BlockSize = int(r.number(1 << 31))
+	inexact := r.number(toldOrphaned | toldHybrid)
+	d.orphaned, d.hybrid = inexact&toldOrphaned != 0, inexact&toldHybrid != 0
 	for range r.number(maxResidencies) {
 		e := kvevent.Event{Medium: string(r.bytes()), Locality: string(r.bytes()), Ownership: string(r.bytes())}
 		d.residency(&e)

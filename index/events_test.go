@@ -24,7 +24,7 @@ import (
 //	             [lora=NAME] [lora-id=N] [salt=TEXT] [image=BLOCK:TEXT] [group=N] [kind=KIND]
 //	             [size=N] [locality=L] [ownership=O]; remove NAMES ...; clear
 //	look TOKENS [lora=NAME] [salt=TEXT]   how many blocks are found, tier by tier
-//	state NAME, untell, forget, told
+//	state NAME, untell, forget, told, which has the counts and the state
 func TestEventStories(t *testing.T) {
 	datadriven.Walk(t, "testdata/events", func(t *testing.T, path string) {
 		x := New(Config{})
@@ -57,7 +57,12 @@ func TestEventStories(t *testing.T) {
 			case "forget":
 				x.Forget(0)
 			case "told":
-				return fmt.Sprintf("%+v\n", x.Told(0))
+				st := x.Stats(nil)[0]
+				said := [...]string{Exact: "exact", Approximate: "approximate", Repairing: "repairing", Mismatched: "mismatched"}[st.State]
+				if st.Why != "" {
+					said += ": " + st.Why
+				}
+				return fmt.Sprintf("%+v\n%s\n", x.Told(0), said)
 			default:
 				t.Fatalf("no command %q", d.Cmd)
 			}
@@ -333,7 +338,7 @@ func (e *teller) check(t *testing.T, x *Index) {
 // copies, tiers, owners, groups and second names, a prompt finds what the engine
 // holds; also when the index was saved and restored in between.
 func TestEventsAgainstModel(t *testing.T) {
-	for seed := range uint64(120) {
+	for seed := range uint64(40) {
 		r := rand.New(rand.NewPCG(seed, 21))
 		e := newTeller(r)
 		config := SlotConfig{Model: "m", BlockSize: 2, Capacity: 1000}
@@ -346,6 +351,7 @@ func TestEventsAgainstModel(t *testing.T) {
 				t.Fatalf("seed %d: %+v", seed, told)
 			}
 			if r.IntN(40) == 0 {
+				before := x.Stats(nil)[0]
 				saved := x.AppendSnapshot(nil, 0)
 				x = New(Config{})
 				x.Join(0, config)
@@ -353,6 +359,9 @@ func TestEventsAgainstModel(t *testing.T) {
 					t.Fatalf("seed %d: %v", seed, err)
 				}
 				x.SetState(0, Exact, "")
+				if after := x.Stats(nil)[0]; after.State != before.State || after.Why != before.Why {
+					t.Fatalf("seed %d: %d, %q, and it was %d, %q", seed, after.State, after.Why, before.State, before.Why)
+				}
 			}
 			e.check(t, x)
 		}
@@ -382,7 +391,7 @@ func TestEventsWithoutMemory(t *testing.T) {
 	x.SetState(0, Exact, "")
 	held := map[uint64]bool{}
 	var events []kvevent.Event
-	for range 4000 {
+	for range 1500 {
 		e := kvevent.Event{Kind: kvevent.Stored, BlockSize: 4, Tokens: randomIDs(r, 4*64), Group: -1, AdapterID: -1, Medium: []string{"gpu", "storage"}[r.IntN(2)]}
 		for range 64 {
 			e.Hashes = append(e.Hashes, r.Uint64())
@@ -484,7 +493,7 @@ func TestStorageIsBounded(t *testing.T) {
 	x := New(Config{})
 	x.Join(0, SlotConfig{Model: "m", BlockSize: 4, Capacity: 10})
 	var e kvevent.Event
-	for range 3000 {
+	for range 1200 {
 		e = kvevent.Event{Kind: kvevent.Stored, BlockSize: 4, Tokens: randomIDs(r, 4*64), Group: -1, AdapterID: -1, Medium: "storage"}
 		for range 64 {
 			e.Hashes = append(e.Hashes, r.Uint64())
