@@ -310,11 +310,12 @@ func (sh *shadow) show(s *slot, number uint32, p *Prompt, r ref, i, most int) (r
 	shown := min(int(a.blocks), len(p.Chain)-i)
 	hidden := a
 	hidden.blocks -= int32(shown)
+	// What is behind what is used, in the radix tree's node, counts as used.
+	refresh := sh.radix && i < most
 	x := a.last
 	for range hidden.blocks {
 		next := t.after(x)
-		if sh.radix {
-			// It is behind what is used in the node.
+		if refresh {
 			t.unlink(&sh.queue, x)
 			t.push(&sh.queue, x)
 		}
@@ -342,7 +343,7 @@ func (sh *shadow) show(s *slot, number uint32, p *Prompt, r ref, i, most int) (r
 			if !there {
 				sh.guess(t, q, false)
 				t.replace(&sh.queue, again, q)
-				if sh.radix {
+				if refresh {
 					t.unlink(&sh.queue, q)
 					t.push(&sh.queue, q)
 				}
@@ -443,6 +444,10 @@ func (sh *shadow) prefilled(s *slot, c *Claim, now time.Time) {
 		if r != c.tail && r != 0 {
 			sh.end(r)
 		}
+		cost := sh.block
+		if c.text {
+			cost = textTokens
+		}
 		r = c.tail
 		for range c.added {
 			if t.holds(r, guessed) == 0 {
@@ -450,9 +455,9 @@ func (sh *shadow) prefilled(s *slot, c *Claim, now time.Time) {
 			} else {
 				// Another request has been faster, and this one's copy is
 				// given back.
-				sh.free += sh.cost(t, r)
+				sh.free += cost
 			}
-			c.own -= sh.cost(t, r)
+			c.own -= cost
 			sh.pin(t, r)
 			r = t.parent(r)
 		}
@@ -490,7 +495,8 @@ func (sh *shadow) release(s *slot, c *Claim, generated int, now time.Time) {
 	}
 	// The last token that was generated is not computed.
 	if generated > 0 {
-		behind := int64(max(c.rest, 0)) + int64(generated) - 1
+		// No engine has more than its memory, whatever it tells.
+		behind := int64(max(c.rest, 0)) + min(int64(generated)-1, sh.size)
 		full := behind / sh.block
 		more := sh.blocks(behind) - sh.blocks(int64(c.rest))
 		sh.take(s, more*sh.block, now)
@@ -632,7 +638,11 @@ func (sh *shadow) unawait(t *tree, tail ref, n int32) {
 		if t.holds(r, pinned) == 1 {
 			t.release(r, expected)
 		}
-		t.release(r, pinned)
+		if t.holds(r, guessed) > 0 {
+			sh.unpin(t, r) // The slot has become approximate since.
+		} else {
+			t.release(r, pinned)
+		}
 		r = next
 	}
 }

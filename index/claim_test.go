@@ -152,3 +152,117 @@ func BenchmarkClaimNew(b *testing.B) {
 		i++
 	}
 }
+
+// TestClaimsInAnyOrder: whatever requests do, with whatever state and memory, the
+// shadow's counts are right, and nothing is left when all is over.
+func TestClaimsInAnyOrder(t *testing.T) {
+	seeds := uint64(40)
+	if raceDetector {
+		seeds = 8
+	}
+	for seed := range seeds {
+		r := rand.New(rand.NewPCG(seed, 9))
+		config := Config{}
+		if seed%2 == 0 {
+			config.MaxBytes = 3*chunkBytes + int64(r.IntN(200000))
+		}
+		x := New(config)
+		slots := []SlotConfig{
+			{Model: "m", BlockSize: 1, Capacity: 50 + r.IntN(3000)},
+			{Model: "m", BlockSize: 4, Capacity: 50 + r.IntN(3000), AfterPrefill: true},
+		}
+		for i, c := range slots {
+			x.Join(i, c)
+		}
+		var talks [][]uint32
+		claims := make([]struct {
+			Claim
+			slot int
+			ids  []uint32
+		}, 12)
+		now := time.Unix(1000, 0)
+		var l Lookup
+		for range 2000 {
+			now = now.Add(time.Duration(r.IntN(300)) * time.Millisecond)
+			c := &claims[r.IntN(len(claims))]
+			generated := -1 + r.IntN(40)
+			switch k := r.IntN(100); {
+			case k < 40:
+				x.Release(&c.Claim, generated, now)
+				c.slot = r.IntN(2)
+				c.ids = randomIDs(r, 1+r.IntN(100))
+				if len(talks) > 0 && r.IntN(4) > 0 {
+					old := talks[r.IntN(len(talks))]
+					c.ids = append(old[:r.IntN(len(old)+1):len(old)], randomIDs(r, r.IntN(30))...)
+				}
+				p := Prompt{Root: Root("m", "", nil), IDs: c.ids, Block: slots[c.slot].BlockSize}
+				if r.IntN(10) == 0 {
+					// Nobody has text and tokens of one name, but the
+					// counts must not hang on that.
+					p.IDs, p.Block = nil, TextBlock
+				}
+				p.Chain = AppendTokens(nil, p.Root, c.ids, slots[c.slot].BlockSize)
+				x.Look(&l, &p)
+				h := l.Held(c.slot)
+				if int(h[GPU]) > len(p.Chain) {
+					t.Fatalf("held %v of %d blocks", h, len(p.Chain))
+				}
+				x.Claim(&c.Claim, c.slot, &p, h, now)
+			case k < 60:
+				x.Prefilled(&c.Claim, now)
+				x.Found(&c.Claim, r.IntN(100))
+			case k < 80:
+				x.Release(&c.Claim, generated, now)
+				if talks = append(talks, append(c.ids, randomIDs(r, max(generated, 0))...)); len(talks) > 30 {
+					talks = talks[1:]
+				}
+			case k < 90:
+				x.Undo(&c.Claim)
+			case k < 94:
+				i := r.IntN(2)
+				slots[i].Capacity = 50 + r.IntN(3000)
+				x.Join(i, slots[i])
+			case k < 97:
+				x.SetState(r.IntN(2), State(r.IntN(4)), "")
+			case k < 98:
+				x.Forget(r.IntN(2))
+			default:
+				x.Expire(now)
+			}
+			for i := range slots {
+				s := x.lock(i)
+				want := int64(0)
+				for j := range claims {
+					if c := &claims[j].Claim; int(c.slot) == i+1 && c.epoch == s.epoch {
+						want += c.own
+					}
+				}
+				if own := checkShadow(t, s); own != want {
+					t.Fatalf("%d tokens of memory are nobody's", own-want)
+				}
+				s.unlock()
+			}
+		}
+		for i := range claims {
+			if seed%4 == 0 {
+				break // They are void when guesses are given up.
+			}
+			x.Release(&claims[i].Claim, 1, now)
+		}
+		x.Expire(now.Add(eventsWithin))
+		for i := range slots {
+			s := x.lock(i)
+			checkShadow(t, s)
+			if n := s.tree.blocks[pinned] + s.tree.blocks[expected] + s.claims; n != 0 && seed%4 != 0 {
+				t.Errorf("%d blocks are pinned and %d expected, with %d claims", s.tree.blocks[pinned], s.tree.blocks[expected], s.claims)
+			}
+			s.unlock()
+			// Guesses are given up, and events have told nothing.
+			x.SetState(i, Repairing, "")
+			x.SetState(i, Exact, "")
+			if n := s.tree.records; n != 0 {
+				t.Errorf("seed %d: %d records are left", seed, n)
+			}
+		}
+	}
+}

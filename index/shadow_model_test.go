@@ -386,7 +386,7 @@ func compare(t *testing.T, r *rand.Rand, e engine, radix bool, blocks, block, re
 					from = len(talks) - 1
 				}
 				prompt = slices.Concat(talks[from], randomIDs(r, 1+r.IntN(2*block)))
-			case k < 6 && len(talks) > 0 && !radix:
+			case k < 6 && len(talks) > 0:
 				// The same again, cut to whole blocks. What goes on behind it
 				// in another way is not asked again: it cannot be told apart
 				// from what is generated now.
@@ -470,8 +470,9 @@ func compare(t *testing.T, r *rand.Rand, e engine, radix bool, blocks, block, re
 	}
 }
 
-// checkShadow counts what the shadow keeps counts of.
-func checkShadow(t *testing.T, s *slot) {
+// checkShadow counts what the shadow keeps counts of. It returns how many tokens
+// of memory claims have beside blocks.
+func checkShadow(t *testing.T, s *slot) int64 {
 	t.Helper()
 	sh, tr := &s.shadow, &s.tree
 	inUse := int64(0)
@@ -503,4 +504,5 @@ func checkShadow(t *testing.T, s *slot) {
 	if own < 0 || s.claims == 0 && own != 0 {
 		t.Fatalf("size %d, free %d, held %d, with %d claims", sh.size, sh.free, inUse, s.claims)
 	}
+	return own
 }
