@@ -164,10 +164,7 @@ func (p *part) find(h Hash, place uint64) (*entry, int) {
 func (t *table) touch(h Hash) uint64 {
 	place := t.place(h)
 	p := t.parts[shardAt(place)].Load()
-	if len(p.groups) == 0 {
-		return 0
-	}
-	return atomic.LoadUint64((*uint64)(&p.groups[groupAt(place, len(p.groups))].control))
+	return atomic.LoadUint64(&p.groups[groupAt(place, len(p.groups))].control)
 }
 
 // enter adds a lane to a block's set. It is not in it; where it is, nothing

@@ -321,7 +321,7 @@ func (b *indexTiming) lookTable(row lookRow, t timedTable, prompts [][]Hash) {
 	})
 }
 
-// look times look-ups of n prompts for a second, and 20,000 of them at least.
+// look times look-ups of n prompts for half a second, and 5,000 of them at least.
 func (b *indexTiming) look(row lookRow, n int, look func(i int), write func(w int, done *atomic.Bool)) {
 	runtime.GC()
 	r := rand.New(rand.NewPCG(2, 2))
@@ -335,7 +335,7 @@ func (b *indexTiming) look(row lookRow, n int, look func(i int), write func(w in
 	took := make([]float64, 0, 1<<20)
 	lost, all := 0, 0
 	switches := threadUse().Nivcsw
-	for began := time.Now(); len(took) < 20000 || time.Since(began) < time.Second; {
+	for began := time.Now(); len(took) < 5000 || time.Since(began) < time.Second/2; {
 		i := r.IntN(n)
 		start := time.Now()
 		look(i)
