@@ -211,7 +211,7 @@ func NewFollower(o Options, c *Cursor) *Follower {
 	if o.Idle <= 0 {
 		o.Idle = 30 * time.Second
 	}
-	f := &Follower{options: o, state: Repairing, unsure: true}
+	f := &Follower{options: o, state: Repairing, why: "its events are not connected", unsure: true}
 	if c != nil {
 		f.next, f.seen, f.publisher, f.lower = c.Next, c.Next, c.Publisher, c.Lower
 		f.taint, f.healed = c.Taint, c.Healed

@@ -505,3 +505,80 @@ func (h *history) calm() {
 		h.t.Errorf("exact as of run %d, and this is %d", h.of.run, h.e.run)
 	}
 }
+
+// FuzzFollower: whatever comes, in whatever order, there is an end to what the
+// follower wants, and what it keeps is bounded.
+func FuzzFollower(f *testing.F) {
+	f.Add([]byte{0, 1, 0, 3, 0, 5, 1, 0, 6, 0, 2, 0, 7, 9, 3, 200})
+	f.Add([]byte{255, 1, 0, 3, 7, 5, 1, 8, 4, 0, 3, 2, 1, 0, 3, 2})
+	f.Fuzz(func(t *testing.T, ops []byte) {
+		if len(ops) == 0 {
+			return
+		}
+		o := Options{Replay: ops[0]&1 != 0, Snapshot: ops[0]&2 != 0, MaxPending: 1 + int(ops[0]>>4), MaxPendingBytes: 1 << 12}
+		fo := NewFollower(o, nil)
+		now := time.Unix(1700000000, 0)
+		for i := 1; i+1 < len(ops); i += 2 {
+			op, arg := ops[i], ops[i+1]
+			b := Batch{Time: float64(arg >> 6), Rank: -1, Events: []Event{{Kind: Stored, Hashes: []uint64{uint64(arg)}, AdapterID: -1, Group: -1}}}
+			if arg&16 != 0 {
+				b.Publisher[0] = 1 + arg>>7
+			}
+			m := Message{Seq: uint64(arg & 15), Payload: AppendBatch(nil, VLLM, 0, &b)}
+			switch op >> 4 {
+			case 1:
+				m.Seq <<= arg >> 2
+			case 2:
+				m.Payload = m.Payload[:len(m.Payload)/2]
+			case 3:
+				m.Seq = ^m.Seq
+			}
+			request := fo.asked.id
+			if op&64 != 0 {
+				request--
+			}
+			switch op & 7 {
+			case 0:
+				fo.Live(m, now)
+			case 1:
+				fo.Replayed(request, m, now)
+			case 2:
+				fo.ReplayEnd(request, now)
+			case 3:
+				fo.Connected(now)
+			case 4:
+				fo.Disconnected(now)
+			case 5:
+				fo.Snapshotted(request, Snapshot{Seq: int64(m.Seq&31) - 1, Publisher: b.Publisher, Chunks: [][]byte{m.Payload}}, nil, now)
+			case 6:
+				fo.Failed(request, now)
+			case 7:
+				now = now.Add(time.Duration(arg) * time.Second)
+			}
+			fo.Tick(now)
+			for n := 0; ; n++ {
+				a := fo.Next(now)
+				if (a.Why == "") != (a.State == Exact) {
+					t.Fatalf("%v because of %q", a.State, a.Why)
+				}
+				if a.Do == Nothing {
+					break
+				}
+				if n > 100 {
+					t.Fatalf("no end: %v, %v, %s", a.Do, a.State, a.Why)
+				}
+			}
+			if d := fo.Deadline(); !d.IsZero() && !d.After(now) {
+				t.Fatalf("the deadline is over and nothing is done: %+v", fo.asked)
+			}
+			if len(fo.pending) > o.MaxPending || fo.pendingBytes > o.MaxPendingBytes {
+				t.Fatalf("%d messages of %d bytes are kept", len(fo.pending), fo.pendingBytes)
+			}
+			if c, ok := fo.Cursor(); ok {
+				if again, err := ParseCursor(AppendCursor(nil, c)); err != nil || again != c {
+					t.Fatalf("cursor %+v is read as %+v, %v", c, again, err)
+				}
+			}
+		}
+	})
+}
