@@ -29,8 +29,10 @@ import (
 // time in it, so percentiles are of single look-ups. With writers, 12 goroutines
 // make changes without a pause all the while: each lets conversations that
 // nobody asks for come and go and, in tables, the ends of prompts that are asked
-// for go and come again. They share the machine's cores with the look-ups, which
-// are interrupted by that: p99.9 has it.
+// for go and come again. They share the machine's cores with the look-ups. A
+// look-up from which the kernel took its core, for a writer or for another
+// process, says nothing of the index and is left out; one that waits for a lock
+// is not.
 //
 // What changes take is the time that a core has worked for them, so that other
 // load of the machine is not in it; nor is the garbage collector.
@@ -82,6 +84,9 @@ type lookRow struct {
 	Median     float64 `json:"p50_ns"`
 	P99        float64 `json:"p99_ns"`
 	P999       float64 `json:"p999_ns"`
+	// Lost is the share of look-ups that are left out: the kernel had taken
+	// the core from their thread.
+	Lost float64 `json:"lost"`
 }
 
 // changeRow is what a change takes, on one core, and what is held after many.
@@ -325,13 +330,25 @@ func (b *indexTiming) look(row lookRow, n int, look func(i int), write func(w in
 	for w := range row.Writers {
 		writers.Go(func() { write(w, &done) })
 	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	took := make([]float64, 0, 1<<20)
+	lost, all := 0, 0
+	switches := threadUse().Nivcsw
 	for began := time.Now(); len(took) < 20000 || time.Since(began) < time.Second; {
 		i := r.IntN(n)
 		start := time.Now()
 		look(i)
-		took = append(took, float64(time.Since(start)))
+		ns := float64(time.Since(start))
+		all++
+		if now := threadUse().Nivcsw; now != switches {
+			switches = now
+			lost++
+			continue
+		}
+		took = append(took, ns)
 	}
+	row.Lost = float64(lost) / float64(all)
 	done.Store(true)
 	writers.Wait()
 	slices.Sort(took)
@@ -372,13 +389,18 @@ func timedWrite(r *rand.Rand, t timedTable, l lane, prompt []Hash, done *atomic.
 	}
 }
 
-// threadTime is what the thread has had of a core.
-func threadTime() time.Duration {
+// threadUse is what the thread has used.
+func threadUse() (use syscall.Rusage) {
 	const thread = 1
-	var use syscall.Rusage
 	if err := syscall.Getrusage(thread, &use); err != nil {
 		panic(err)
 	}
+	return use
+}
+
+// threadTime is what the thread has had of a core.
+func threadTime() time.Duration {
+	use := threadUse()
 	return time.Duration(use.Utime.Nano() + use.Stime.Nano())
 }
 
