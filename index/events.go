@@ -37,6 +37,8 @@ type told struct {
 	counted     int64  // bytes of all this that the arena was told of
 	buf         []byte // for mixed
 	kept        []ref  // by keep, during a batch
+	chain       []Hash // for stored
+	touched     uint64 // nothing; it keeps what touch reads from being left out
 }
 
 // chosen is how the group that counts was chosen.
@@ -102,11 +104,15 @@ func (x *Index) Apply(slot int, events []kvevent.Event, now time.Time) Told {
 	}
 	defer s.unlock()
 	s.told.keep(s, events)
+	touched := 0
 	for i := range events {
 		switch e := &events[i]; e.Kind {
 		case kvevent.Stored:
 			s.told.stored(s, e)
 		case kvevent.Removed:
+			if i >= touched {
+				touched = i + s.told.touch(&s.tree, events[i:])
+			}
 			s.told.removed(s, e)
 		case kvevent.Cleared:
 			s.told.demote(s)
@@ -200,9 +206,23 @@ func (d *told) stored(s *slot, e *kvevent.Event) {
 	default:
 		before = d.root(s, e)
 	}
+	d.chain = d.chain[:0]
 	if described {
 		d.stats.BlockSize = max(d.stats.BlockSize, size)
+		if before != (Hash{}) {
+			d.chain = d.hashes(d.chain, before, e)
+		}
+		// As touch does.
+		for i, name := range e.Hashes {
+			if d.names.n > 0 {
+				d.touched += uint64(d.names.cells[d.names.home(name)])
+			}
+			if i < len(d.chain) {
+				d.touched += t.arena.table.touch(d.chain[i])
+			}
+		}
 	}
+	start := before
 	for i, name := range e.Hashes {
 		r := d.find(t, name)
 		if r == 0 {
@@ -214,9 +234,13 @@ func (d *told) stored(s *slot, e *kvevent.Event) {
 				d.stats.Orphans++
 				continue
 			}
-			h := Next(before, e.Tokens[i*size:(i+1)*size])
-			if i < len(e.Extra) && len(e.Extra[i]) > 0 {
-				h = d.mixed(h, e.Extra[i])
+			// Nearly always the blocks are the chain. Of a name that is known, the
+			// block may be another.
+			var h Hash
+			if i < len(d.chain) && (i == 0 && before == start || i > 0 && before == d.chain[i-1]) {
+				h = d.chain[i]
+			} else {
+				h = d.next(before, e, i)
 			}
 			if r = t.add(at, h); r == 0 {
 				d.stats.NoMemory += uint64(len(e.Hashes) - i)
@@ -234,6 +258,34 @@ func (d *told) stored(s *slot, e *kvevent.Event) {
 		d.hold(s, name, r, where)
 		at, before = r, t.hash(r)
 	}
+}
+
+// touch reads what the removals that events begin with will change, so that the
+// processor waits for many places of memory at a time and not for one after the
+// other. It returns how many events it has looked at.
+func (d *told) touch(t *tree, events []kvevent.Event) (n int) {
+	var refs [64]ref
+	found := 0
+	for n < len(events) && events[n].Kind == kvevent.Removed && found < len(refs) {
+		for _, name := range events[n].Hashes {
+			if found < len(refs) && d.names.n > 0 {
+				refs[found] = d.names.cells[d.names.home(name)]
+				found++
+			}
+		}
+		n++
+	}
+	// A cell may be another name's; then little is lost.
+	var hashes [64]Hash
+	for i, r := range refs[:found] {
+		if r != 0 {
+			hashes[i] = t.at(r).hash()
+		}
+	}
+	for _, h := range hashes[:found] {
+		d.touched += t.arena.table.touch(h)
+	}
+	return max(n, 1)
 }
 
 // removed takes blocks out.
@@ -293,6 +345,27 @@ func (d *told) root(s *slot, e *kvevent.Event) Hash {
 	}
 	d.buf = append(d.buf[:0], e.Salt...)
 	return Root(s.config.Model, adapter, d.buf)
+}
+
+// hashes appends the hashes of the event's blocks behind one.
+func (d *told) hashes(dst []Hash, before Hash, e *kvevent.Event) []Hash {
+	if len(e.Extra) == 0 {
+		return AppendTokens(dst, before, e.Tokens, e.BlockSize)
+	}
+	for i := range e.Hashes {
+		before = d.next(before, e, i)
+		dst = append(dst, before)
+	}
+	return dst
+}
+
+// next is the hash of one block of the event behind another.
+func (d *told) next(before Hash, e *kvevent.Event, i int) Hash {
+	h := Next(before, e.Tokens[i*e.BlockSize:(i+1)*e.BlockSize])
+	if i < len(e.Extra) && len(e.Extra[i]) > 0 {
+		h = d.mixed(h, e.Extra[i])
+	}
+	return h
 }
 
 // extraSeed sets the hashes of blocks with extra keys apart.
@@ -549,7 +622,7 @@ func (d *told) forget(r ref, name uint64) {
 
 // reset forgets all names; the tree is emptied by the caller.
 func (d *told) reset(s *slot) {
-	*d = told{stats: d.stats, counted: d.counted, buf: d.buf, kept: d.kept}
+	*d = told{stats: d.stats, counted: d.counted, buf: d.buf, kept: d.kept, chain: d.chain}
 	d.stats.BlockSize = 0
 	d.account(s)
 }

@@ -3,8 +3,11 @@ package index
 import (
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -413,6 +416,68 @@ func TestEventsWithoutMemory(t *testing.T) {
 	}
 }
 
+// TestEventsOfManySlots: engines tell at the same time, are asked meanwhile, and
+// take memory from each other.
+func TestEventsOfManySlots(t *testing.T) {
+	const slots, limit = 4, 8 << 20
+	x := New(Config{MaxBytes: limit})
+	var engines [slots]*steady
+	for slot := range engines {
+		engines[slot] = newSteady(x, slot, 8)
+	}
+	var tellers, readers sync.WaitGroup
+	var stop atomic.Bool
+	for range 2 {
+		readers.Go(func() {
+			r := rand.New(rand.NewPCG(6, 26))
+			chain := AppendTokens(nil, Root("m", "", nil), randomIDs(r, 16*steadyBlocks), 16)
+			var l Lookup
+			for !stop.Load() {
+				x.Look(&l, &Prompt{Chain: chain})
+				l.Held(r.IntN(slots))
+				runtime.Gosched()
+			}
+		})
+	}
+	for slot, e := range engines {
+		tellers.Go(func() {
+			for i := range 400 {
+				// They store more than they remove, in turns.
+				events := e.step()
+				if (i/100+slot)%2 == 0 {
+					events = events[:1]
+				}
+				x.Apply(slot, events, time.Time{})
+			}
+		})
+	}
+	tellers.Wait()
+	stop.Store(true)
+	readers.Wait()
+	if n := x.arena.bytes(); n > limit+limit/8 {
+		t.Errorf("%d bytes", n)
+	}
+	for slot := range slots {
+		s := x.at(slot)
+		n := 0
+		for _, c := range s.told.names.cells {
+			if c != 0 {
+				n++
+				if s.tree.holds(c, reason(GPU)) != 1 {
+					t.Fatalf("slot %d: a name of a block that is held %d times", slot, s.tree.holds(c, reason(GPU)))
+				}
+			}
+		}
+		if n != s.told.names.n || n == 0 || n > s.tree.blocks[GPU] {
+			t.Errorf("slot %d: %d names, said to be %d, of %d blocks", slot, n, s.told.names.n, s.tree.blocks[GPU])
+		}
+		x.Leave(slot)
+	}
+	if n := x.arena.maps.Load(); n != 0 {
+		t.Errorf("%d bytes are left beside records", n)
+	}
+}
+
 // TestStorageIsBounded: media that tell no removals do not grow for ever.
 func TestStorageIsBounded(t *testing.T) {
 	r := rand.New(rand.NewPCG(4, 23))
@@ -575,15 +640,17 @@ func BenchmarkApply(b *testing.B) {
 			for slot := range slots {
 				engines = append(engines, newSteady(x, slot, min(held, 1<<16)/steadyBlocks))
 			}
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
 			b.ReportAllocs()
 			b.ResetTimer()
 			var spent time.Duration
 			for i := range b.N {
 				slot := i % slots
 				events := engines[slot].step()
-				start := time.Now()
-				x.Apply(slot, events, start)
-				spent += time.Since(start)
+				start := threadTime()
+				x.Apply(slot, events, time.Time{})
+				spent += threadTime() - start
 			}
 			perBlock := float64(spent.Nanoseconds()) / float64(b.N) / (2 * steadyBlocks)
 			b.ReportMetric(perBlock, "ns/block")
