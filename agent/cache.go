@@ -189,8 +189,8 @@ func (f *fleet) joinIndexLocked(cfg *Config, m *member) bool {
 		f.log.Warn("models[].block_size is not what the engine tells; what is configured is used, and predicts wrongly if the engine is right",
 			"replica", m.id, "configured", slot.BlockSize, "told", n)
 	}
-	joins, was := !m.cache.joined, m.cache.slot
-	anew := joins || was.Model != slot.Model || was.BlockSize != slot.BlockSize
+	joins := !m.cache.joined
+	anew := joins || m.cache.slot.Model != slot.Model || m.cache.slot.BlockSize != slot.BlockSize
 	if joins || m.cache.slot != slot {
 		m.cache.slot = slot
 		m.replica.SetBlock(slot.BlockSize)
@@ -207,11 +207,11 @@ func (f *fleet) joinIndexLocked(cfg *Config, m *member) bool {
 		return true
 	}
 	if anew {
-		f.states.contradict(m.replica.Slot, "")
 		m.subscriber.anew(func() *kvevent.Cursor {
 			f.index.Join(m.replica.Slot, slot)
 			return nil
 		})
+		f.states.contradict(m.replica.Slot, "")
 	} else {
 		f.index.Join(m.replica.Slot, slot)
 	}
@@ -239,8 +239,6 @@ type cacheStatus struct {
 	Restarts int  `json:"restarts"`
 	// Shared: several processes answer at its URL, so that restarts are not seen.
 	Shared bool `json:"several_processes,omitempty"`
-	// Mismatch is why what is predicted of it is not believed.
-	Mismatch string `json:"mismatch,omitempty"`
 	// Why its pages could not be read when they were last.
 	Why string `json:"why,omitempty"`
 	// State is how well it is known what it holds, StateWhy why not better.
@@ -248,11 +246,11 @@ type cacheStatus struct {
 	StateWhy string `json:"state_why,omitempty"`
 }
 
-func (f *fleet) cacheStatusLocked(m *member) cacheStatus {
+func (m *member) cacheStatusLocked() cacheStatus {
 	c := &m.cache
 	s := cacheStatus{
 		Engine: m.engine(), Blocks: c.slot.Capacity, BlocksTold: c.blocks, BlockSize: c.slot.BlockSize, BlockSizeTold: c.block,
-		Reused: !c.uncached, Restarts: m.restarts, Shared: m.server.life.shared, Mismatch: f.states.mismatch(m.replica.Slot), Why: m.server.why,
+		Reused: !c.uncached, Restarts: m.restarts, Shared: m.server.life.shared, Why: m.server.why,
 	}
 	if rank := m.rank; rank >= 0 {
 		s.Rank = &rank

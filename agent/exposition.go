@@ -189,3 +189,13 @@ func (s *point) count(name string) int {
 	}
 	return int(max(n, 0))
 }
+
+// number returns a label that is a number above zero, else 0.
+func (s *point) number(name string) float64 {
+	text, _ := s.label(name)
+	n, err := strconv.ParseFloat(string(text), 64)
+	if err != nil || !(n > 0) || n > 1e15 {
+		return 0
+	}
+	return n
+}

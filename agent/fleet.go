@@ -634,11 +634,11 @@ func (f *fleet) ailments() []string {
 		out = append(out, "replica "+m.id+" "+state)
 	}
 	for _, m := range f.members {
-		if why := m.subscriber.ailment(now); why != "" && m.takesRequests() {
-			out = append(out, "replica "+m.id+": "+why)
-		}
 		if why := f.states.mismatch(m.replica.Slot); why != "" {
 			out = append(out, "what replica "+m.id+" has in its cache is not known ("+why+")")
+		}
+		if why := m.subscriber.ailment(now); why != "" && m.takesRequests() {
+			out = append(out, "replica "+m.id+": "+why)
 		}
 	}
 	for _, s := range f.servers {
@@ -725,7 +725,7 @@ func (f *fleet) status() any {
 		row := replica{
 			m.replica.Slot, m.id, m.url, m.source, m.cfg.Engine, m.vitals.standing.String(), m.takesRequests(),
 			m.reason(), nil, m.vitals.ejections, m.vitals.failedChecks, m.replica.Failures(),
-			m.replica.Share(now), m.replica.InFlight(), m.replica.Pending(), names(m.models), f.cacheStatusLocked(m)}
+			m.replica.Share(now), m.replica.InFlight(), m.replica.Pending(), names(m.models), m.cacheStatusLocked()}
 		row.Cache.State, row.Cache.StateWhy = caches[m.replica.Slot].state, caches[m.replica.Slot].why
 		if until := m.vitals.until; !until.IsZero() {
 			row.Until = &until

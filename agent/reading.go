@@ -174,9 +174,13 @@ func vllmBlocks(s *point) (block, blocks int) {
 }
 
 // shareBlocks makes the numbers of blocks those of single ranks. vLLM adds up
-// the blocks of all ranks and tells the sum for each. What the cache holds in
-// tokens it tells of one rank, and where models have several kinds of layers
-// only that says how much of a prompt is kept.
+// the blocks of all ranks and tells the sum for each.
+//
+// Where models have several kinds of layers, each of which has blocks of its own,
+// only what vLLM says that one rank's cache holds in tokens tells how much of a
+// prompt is kept. That number is made of how many of the longest prompts there is
+// room for, which need not fill their last block. So it is not taken where the
+// blocks are as many as such prompts need that have one of each.
 func (r *reading) shareBlocks(points []point) {
 	for i := range points {
 		s := &points[i]
@@ -185,25 +189,23 @@ func (r *reading) shareBlocks(points []point) {
 		}
 		label, _ := s.label("engine")
 		k := r.rank(label)
-		k.blocks /= len(r.ranks)
-		tokens := 0
-		if text, ok := s.label("kv_cache_size_tokens"); ok {
-			n, err := strconv.ParseInt(string(text), 10, 64)
-			if err == nil && n > 0 {
-				tokens = int(min(n, math.MaxInt64/2))
-			}
-		}
-		if k.block == 0 || tokens < k.block {
+		k.blocks /= max(len(r.ranks), 1)
+		tokens, prompts := s.number("kv_cache_size_tokens"), s.number("kv_cache_max_concurrency")
+		if k.block == 0 || tokens < float64(k.block) {
 			continue
 		}
-		// It is a product of fractions: what is nearly the same is the same.
-		if whole := min(tokens/k.block, mostBlocks); k.blocks == 0 || absolute(whole-k.blocks) > k.blocks/100 {
+		if k.blocks > 0 && prompts > 0 {
+			each := math.Ceil(math.Ceil(tokens/prompts) / float64(k.block))
+			if math.Abs(float64(k.blocks)/each-prompts) <= prompts/100 {
+				continue
+			}
+		}
+		// Where it is not told, what differs by less than a block is the same.
+		if whole := number(tokens / float64(k.block)).upTo(mostBlocks); k.blocks == 0 || prompts > 0 || max(whole-k.blocks, k.blocks-whole) > 1 {
 			k.blocks = whole
 		}
 	}
 }
-
-func absolute(n int) int { return max(n, -n) }
 
 // description is what an engine's page about itself tells, which does not change
 // while it runs. The zero value tells nothing.

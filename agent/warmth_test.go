@@ -312,3 +312,38 @@ func TestRanksCaches(t *testing.T) {
 		stopped(t, a)
 	}
 }
+
+// An engine that was started anew while the agent runs has nothing: the first
+// answer that comes from it is predicted so.
+func TestRestartedEngineHasNothing(t *testing.T) {
+	config := simulator.Config{ServedModelName: []string{"m"}, ZeroLatency: true, EnablePromptTokensDetails: true, NumGPUBlocks: 2000}
+	engine, err := simulator.Start(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { engine.Close() })
+	c := DefaultConfig()
+	c.Listen, c.AdminListen, c.Datapath.Mode = "127.0.0.1:0", "127.0.0.1:0", "copy"
+	c.Health.Interval = 50 * time.Millisecond
+	c.Models = []ModelConfig{{Name: "m", Tokenizer: "builtin:sim"}}
+	c.Replicas = []ReplicaConfig{{ID: "a", URL: engine.URL()}}
+	a := startAgent(t, c)
+	defer func() { stopped(t, a) }()
+	eventually(t, func() bool { return promptPage(t, a).State == "exact" }, func() string { return "prompts are not followed" })
+	config.Port = portOf(t, strings.TrimPrefix(engine.URL(), "http://"))
+	for range 3 {
+		cachedOf(t, a, story(1))
+		if predicted, actual := cachedOf(t, a, story(1)); predicted != strconv.Itoa(actual) || actual == 0 {
+			t.Errorf("%s tokens are predicted, and %d were cached", predicted, actual)
+		}
+		engine.Close()
+		eventually(t, func() bool { up, _ := a.Replicas(); return up == 0 }, func() string { return "the engine is not found to be down" })
+		if engine, err = simulator.Start(config); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, func() bool { up, _ := a.Replicas(); return up == 1 }, func() string { return "the engine is not found to be up" })
+		if predicted, actual := cachedOf(t, a, story(1)); predicted != "0" || actual != 0 {
+			t.Errorf("after the restart %s tokens are predicted, and %d were cached", predicted, actual)
+		}
+	}
+}

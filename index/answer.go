@@ -14,7 +14,10 @@ type answer struct {
 	rest   int32  // how many those are
 	blocks int32  // how many full blocks are still there, from the first on
 	last   ref    // the last of them, which is evicted before the others
-	shown  bool   // it is in the table: no later one follows the same prompt
+
+	// Numbers of others that follow the same prompt, 0 for none. The newest is
+	// in the table: the next turn is more likely to go on from it.
+	newer, older uint32
 }
 
 // answers are a slot's. The mutex of the slot guards them, save for behind,
@@ -55,7 +58,7 @@ type answerCell struct {
 const (
 	gone       = 1
 	cellBytes  = 32
-	eachAnswer = 48 + 4
+	eachAnswer = 56 + 4
 )
 
 func answerKey(parent Hash) uint64 { return parent.Lo | 2 }
@@ -109,7 +112,7 @@ func (a *answers) find(p *Prompt, depth int) (*answerCell, int) {
 
 // add enters an answer and returns its number, which is not 0.
 func (a *answers) add(n answer) uint32 {
-	n.shown = true
+	n.newer, n.older = 0, 0
 	var number uint32
 	if last := len(a.free) - 1; last >= 0 {
 		number = a.free[last]
@@ -138,9 +141,7 @@ func (a *answers) add(n answer) uint32 {
 			t.live++
 			return number
 		case k == key && c.sum.Load() == n.sum && int32(c.size.Load()>>32) == n.rest:
-			// The same prompt has been answered again: the next turn is
-			// more likely to follow this one.
-			a.all[c.number-1].shown = false
+			a.all[c.number-1].newer, a.all[number-1].older = number, c.number
 			c.number = number
 			c.size.Store(size)
 			return number
@@ -182,7 +183,7 @@ func (a *answers) rebuild(old *answerTable) *answerTable {
 	return t
 }
 
-// cell is that of an answer which is shown.
+// cell is that of an answer which is the newest of its prompt.
 func (a *answers) cell(number uint32) (*answerTable, *answerCell) {
 	t := a.table.Load()
 	key := answerKey(a.all[number-1].parent)
@@ -204,7 +205,7 @@ func (a *answers) shrink(number uint32, last ref) {
 		a.remove(number)
 		return
 	}
-	if n.shown {
+	if n.newer == 0 {
 		_, c := a.cell(number)
 		c.size.Store(uint64(n.rest)<<32 | uint64(n.blocks))
 	}
@@ -213,10 +214,20 @@ func (a *answers) shrink(number uint32, last ref) {
 // remove forgets an answer. Its blocks are the caller's.
 func (a *answers) remove(number uint32) {
 	n := &a.all[number-1]
-	if n.shown {
+	switch {
+	case n.newer != 0:
+		a.all[n.newer-1].older = n.older
+	case n.older != 0:
+		_, c := a.cell(number)
+		c.number = n.older
+		c.size.Store(uint64(n.rest)<<32 | uint64(a.all[n.older-1].blocks))
+	default:
 		t, c := a.cell(number)
 		c.key.Store(gone)
 		t.live--
+	}
+	if n.older != 0 {
+		a.all[n.older-1].newer = n.newer
 	}
 	*n = answer{}
 	a.free = append(a.free, number)

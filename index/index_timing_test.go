@@ -208,7 +208,7 @@ func (b *indexTiming) changeIndex(name string, exact bool) {
 	}
 	n := len(prompts) * timedBlocks
 	x := newTimedIndex(exact, slots)
-	size := func() (int64, int) { return x.Totals().Bytes, max(1, x.pairs()) }
+	size := func() (int64, int) { return x.Totals().Bytes, x.pairs() }
 	all := func(each int) func() {
 		return func() {
 			for i, p := range prompts {

@@ -3,6 +3,7 @@ package index
 import (
 	"encoding/binary"
 	"errors"
+	"slices"
 )
 
 // A shadow in a snapshot is, beside its records and their order,
@@ -14,7 +15,7 @@ import (
 //	        its number, 1 if its own copy is gone, else 0, and the copies
 //	how many answers there are, and of each
 //	        the hash of the block before, the sum and length of the tokens behind,
-//	        1 if it is shown, else 0, and its blocks, the last first
+//	        and its blocks, the last first; older ones before newer ones
 //
 // in varints, save for hashes and sums. Copies and blocks are numbers of spare
 // records, after how many there are.
@@ -64,20 +65,27 @@ func (sh *shadow) appendSnapshot(dst []byte, s *slot, number func(ref) uint32) [
 		records(all)
 	}
 	num(len(sh.answers.all) - len(sh.answers.free))
-	for _, a := range sh.answers.all {
-		if a.blocks == 0 {
+	var same []uint32 // that follow one prompt
+	for i := range sh.answers.all {
+		if a := &sh.answers.all[i]; a.blocks == 0 || a.newer != 0 {
 			continue
 		}
-		dst = binary.LittleEndian.AppendUint64(dst, a.parent.Hi)
-		dst = binary.LittleEndian.AppendUint64(dst, a.parent.Lo)
-		dst = binary.LittleEndian.AppendUint64(dst, a.sum)
-		num(int(a.rest))
-		num(oneIf(a.shown))
-		var all []ref
-		for x := a.last; len(all) < int(a.blocks); x = t.after(x) {
-			all = append(all, x)
+		same = same[:0]
+		for n := uint32(i + 1); n != 0; n = sh.answers.all[n-1].older {
+			same = append(same, n)
 		}
-		records(all)
+		for _, n := range slices.Backward(same) {
+			a := &sh.answers.all[n-1]
+			dst = binary.LittleEndian.AppendUint64(dst, a.parent.Hi)
+			dst = binary.LittleEndian.AppendUint64(dst, a.parent.Lo)
+			dst = binary.LittleEndian.AppendUint64(dst, a.sum)
+			num(int(a.rest))
+			var all []ref
+			for x := a.last; len(all) < int(a.blocks); x = t.after(x) {
+				all = append(all, x)
+			}
+			records(all)
+		}
 	}
 	return dst
 }
@@ -165,7 +173,7 @@ func (sh *shadow) restore(s *slot, order []ref, data []byte, record func(uint32)
 	}
 	var found []restored
 	for range d.number(uint64(len(d.rest))) {
-		a := restored{answer: answer{parent: Hash{d.fixed(), d.fixed()}, sum: d.fixed(), rest: int32(d.number(1<<31 - 1)), shown: d.number(1) == 1}}
+		a := restored{answer: answer{parent: Hash{d.fixed(), d.fixed()}, sum: d.fixed(), rest: int32(d.number(1<<31 - 1))}}
 		for _, x := range records() {
 			if fresh(x) {
 				t.at(x).setHash(Hash{Hi: kindAnswer})
@@ -210,7 +218,7 @@ func (sh *shadow) restore(s *slot, order []ref, data []byte, record func(uint32)
 				break
 			}
 		}
-		if len(a.all) == 0 || !a.shown {
+		if len(a.all) == 0 {
 			continue
 		}
 		a.blocks, a.last = int32(len(a.all)), a.all[0]

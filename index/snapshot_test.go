@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/zeebo/xxh3"
 )
@@ -162,21 +163,58 @@ func TestSnapshotBeyondBound(t *testing.T) {
 	}
 }
 
-// FuzzSnapshot: whatever a snapshot holds, sealed or not, it is refused or gives
-// a tree that can be written, read again and emptied.
-func FuzzSnapshot(f *testing.F) {
-	for seed := range uint64(4) {
-		r := rand.New(rand.NewPCG(seed, 2))
-		x, _ := grown(f, r, newWood(r, 4+8*int(seed)))
-		f.Add(x.AppendSnapshot(nil, 3), true)
+// lived returns the snapshot of a slot that events and claims have fed.
+func lived(r *rand.Rand, c SlotConfig, state State) []byte {
+	x := New(Config{})
+	x.Join(0, c)
+	x.SetState(0, state, "why")
+	e := newTeller(r)
+	for range 20 {
+		if state != Approximate {
+			x.Apply(0, e.events(), time.Time{})
+		}
+		live(x, r)
 	}
-	f.Add([]byte(snapshotMagic+"\x01m\x00\x10\x00\x00\xff\xff\xff\xff\x0f........"), true)
-	f.Fuzz(func(t *testing.T, data []byte, seal bool) {
+	return x.AppendSnapshot(nil, 0)
+}
+
+// live sends some requests of a conversation to slot 0.
+func live(x *Index, r *rand.Rand) {
+	now := time.Unix(int64(r.IntN(1000)), 0)
+	var l Lookup
+	for _, p := range turns(rand.New(rand.NewPCG(r.Uint64N(5), 1)), 3, 7, 2) {
+		var c Claim
+		x.Look(&l, p)
+		x.Claim(&c, 0, p, l.Held(0), now)
+		if r.IntN(3) > 0 {
+			x.Prefilled(&c, now)
+		}
+		x.Found(&c, r.IntN(10))
+		if r.IntN(5) == 0 {
+			x.Undo(&c)
+		} else {
+			x.Release(&c, r.IntN(9)-1, now)
+		}
+	}
+}
+
+// FuzzSnapshot: whatever a snapshot holds, sealed or not, it is refused, or gives
+// a slot that can be written, read again, used as any other and emptied.
+func FuzzSnapshot(f *testing.F) {
+	config := SlotConfig{Model: "m", BlockSize: 2, Capacity: 40}
+	for seed := range uint64(6) {
+		r := rand.New(rand.NewPCG(seed, 2))
+		config.AfterPrefill = seed%2 == 1
+		f.Add(lived(r, config, State(seed%3)), true, config.AfterPrefill)
+	}
+	f.Add([]byte(snapshotMagic+"\x01m\x00\x02\x00\x00\xff\xff\xff\xff\x0f........"), true, false)
+	f.Fuzz(func(t *testing.T, data []byte, seal, radix bool) {
 		if seal && len(data) >= 8 {
 			data = sealed(data)
 		}
+		config := SlotConfig{Model: "m", BlockSize: 2, Capacity: 40, AfterPrefill: radix}
 		x := New(Config{})
-		x.Join(0, SlotConfig{Model: "m", BlockSize: 16, Capacity: 1000})
+		x.Join(0, config)
 		before := x.Totals().Bytes
 		if err := x.Restore(0, data); err != nil {
 			if s := x.at(0); s.tree.records != 0 || s.tree.blocks != [reasons]int{} {
@@ -186,18 +224,32 @@ func FuzzSnapshot(f *testing.F) {
 		if grown := x.Totals().Bytes - before; grown > chunkBytes+1000*int64(len(data)) {
 			t.Fatalf("%d bytes of snapshot took %d", len(data), grown)
 		}
-		again := x.AppendSnapshot(nil, 0)
 		y := New(Config{})
-		y.Join(0, SlotConfig{Model: "m", BlockSize: 16, Capacity: 1000})
-		if err := y.Restore(0, again); err != nil {
+		y.Join(0, config)
+		if err := y.Restore(0, x.AppendSnapshot(nil, 0)); err != nil {
 			t.Fatalf("what was restored cannot be restored again: %v", err)
 		}
 		if a, b := x.at(0).tree.blocks, y.at(0).tree.blocks; a != b {
 			t.Fatalf("restored again there are %v, before %v", b, a)
 		}
+		r := rand.New(rand.NewPCG(1, 1))
+		e := newTeller(r)
+		for _, state := range []State{Repairing, Exact, Mismatched, Approximate} {
+			live(x, r)
+			x.Apply(0, e.events(), time.Time{})
+			x.Expire(time.Unix(int64(r.IntN(1000)), 0))
+			x.SetState(0, state, "")
+			x.Apply(0, e.events(), time.Time{})
+			s := x.lock(0)
+			s.giveUp(3)
+			s.unlock()
+		}
+		config.Capacity = 5
+		x.Join(0, config)
+		live(x, r)
 		x.Leave(0)
-		if n := x.table.bytes(); n != 0 {
-			t.Fatalf("%d bytes are left in the table", n)
+		if n := x.table.bytes() + x.arena.maps.Load(); n != 0 {
+			t.Fatalf("%d bytes are left", n)
 		}
 	})
 }

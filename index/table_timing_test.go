@@ -29,8 +29,10 @@ import (
 // time in it, so percentiles are of single look-ups. With writers, 12 goroutines
 // make changes without a pause all the while: each lets conversations that
 // nobody asks for come and go and, in tables, the ends of prompts that are asked
-// for go and come again. They share the machine's cores with the look-ups, which
-// are interrupted by that: p99.9 has it.
+// for go and come again. They share the machine's cores with the look-ups. A
+// look-up from which the kernel took its core, for a writer or for another
+// process, says nothing of the index and is left out; one that waits for a lock
+// is not.
 //
 // What changes take is the time that a core has worked for them, so that other
 // load of the machine is not in it; nor is the garbage collector.
@@ -82,6 +84,9 @@ type lookRow struct {
 	Median     float64 `json:"p50_ns"`
 	P99        float64 `json:"p99_ns"`
 	P999       float64 `json:"p999_ns"`
+	// Lost is the share of look-ups that are left out: the kernel had taken
+	// the core from their thread.
+	Lost float64 `json:"lost"`
 }
 
 // changeRow is what a change takes, on one core, and what is held after many.
@@ -109,8 +114,8 @@ var timedTables = []struct {
 	{"map, walk", func() timedTable { return newLockedTable(false) }},
 }
 
-// lockedTable is a map in shards with a lock each, of bitmaps of lanes. With
-// jumps, match goes on by 32 blocks while the number of lanes stays, as Dynamo
+// lockedTable is a map in shards with a lock each, of bitmaps of lanes, up to 4,096
+// of these. With jumps, match goes on by 32 blocks while the number of lanes stays, as Dynamo
 // does, and block by block where it does not.
 type lockedTable struct {
 	jumps  bool
@@ -155,13 +160,15 @@ func (t *lockedTable) leave(h Hash, l lane) {
 }
 
 func (t *lockedTable) match(depth []int32, chain []Hash) {
-	var now, next [64]uint64
+	var sets [2][64]uint64
+	words := (len(depth) + 63) / 64
+	now, next := sets[0][:words], sets[1][:words]
 	read := func(i int) (n int) {
 		h := chain[i]
 		s := &t.shards[h.Lo%64]
 		s.RLock()
 		defer s.RUnlock()
-		clear(next[copy(next[:], s.lanes[h]):])
+		clear(next[copy(next, s.lanes[h]):])
 		for _, word := range next {
 			n += bits.OnesCount64(word)
 		}
@@ -175,10 +182,10 @@ func (t *lockedTable) match(depth []int32, chain []Hash) {
 				}
 			}
 		}
-		now = next
+		copy(now, next)
 	}
 	n := read(0)
-	now = next
+	copy(now, next)
 	i := 0
 	for n > 0 {
 		if far := i + 32; t.jumps && far < len(chain) && read(far) == n {
@@ -192,7 +199,7 @@ func (t *lockedTable) match(depth []int32, chain []Hash) {
 					n = m
 				}
 			} else {
-				clear(next[:])
+				clear(next)
 				end(i + 1)
 				return
 			}
@@ -323,13 +330,25 @@ func (b *indexTiming) look(row lookRow, n int, look func(i int), write func(w in
 	for w := range row.Writers {
 		writers.Go(func() { write(w, &done) })
 	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	took := make([]float64, 0, 1<<20)
+	lost, all := 0, 0
+	switches := threadUse().Nivcsw
 	for began := time.Now(); len(took) < 20000 || time.Since(began) < time.Second; {
 		i := r.IntN(n)
 		start := time.Now()
 		look(i)
-		took = append(took, float64(time.Since(start)))
+		ns := float64(time.Since(start))
+		all++
+		if now := threadUse().Nivcsw; now != switches {
+			switches = now
+			lost++
+			continue
+		}
+		took = append(took, ns)
 	}
+	row.Lost = float64(lost) / float64(all)
 	done.Store(true)
 	writers.Wait()
 	slices.Sort(took)
@@ -370,13 +389,18 @@ func timedWrite(r *rand.Rand, t timedTable, l lane, prompt []Hash, done *atomic.
 	}
 }
 
-// threadTime is what the thread has had of a core.
-func threadTime() time.Duration {
+// threadUse is what the thread has used.
+func threadUse() (use syscall.Rusage) {
 	const thread = 1
-	var use syscall.Rusage
 	if err := syscall.Getrusage(thread, &use); err != nil {
 		panic(err)
 	}
+	return use
+}
+
+// threadTime is what the thread has had of a core.
+func threadTime() time.Duration {
+	use := threadUse()
 	return time.Duration(use.Utime.Nano() + use.Stime.Nano())
 }
 
@@ -395,9 +419,11 @@ func (b *indexTiming) change(contestant, what string, n int, f func(), size func
 	if bytes == 0 {
 		runtime.GC()
 		runtime.ReadMemStats(&after)
-		bytes = int64(after.HeapAlloc) - int64(before.HeapAlloc)
+		bytes = max(0, int64(after.HeapAlloc)-int64(before.HeapAlloc))
 	}
-	row.PairBytes = float64(bytes) / float64(pairs)
+	if pairs > 0 {
+		row.PairBytes = float64(bytes) / float64(pairs)
+	}
 	b.Changes = append(b.Changes, row)
 }
 
@@ -441,9 +467,16 @@ func (b *indexTiming) print(w io.Writer) {
 	}
 	fmt.Fprintln(table, "\ncontestant\tchange\tns\tbytes a pair")
 	for _, r := range b.Changes {
-		fmt.Fprintf(table, "%s\t%s\t%.0f\t%.0f\n", r.Contestant, r.What, r.Ns, r.PairBytes)
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", r.Contestant, r.What, orDash(r.Ns), orDash(r.PairBytes))
 	}
 	table.Flush()
+}
+
+func orDash(value float64) string {
+	if value == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.0f", value)
 }
 
 // timedMachine is where the figures were measured.
@@ -453,6 +486,9 @@ func timedMachine() map[string]string {
 		if found := regexp.MustCompile(`model name\s*: (.*)`).FindSubmatch(info); found != nil {
 			m["cpu"] = string(found[1])
 		}
+	}
+	if load, err := os.ReadFile("/proc/loadavg"); err == nil {
+		m["load before"] = strings.Fields(string(load))[0]
 	}
 	if commit, err := exec.Command("git", "rev-parse", "HEAD").Output(); err == nil {
 		m["commit"] = strings.TrimSpace(string(commit))

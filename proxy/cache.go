@@ -320,8 +320,9 @@ func (x *exchange) releaseClaims(tokens int) {
 	if len(x.claims) == 0 {
 		return
 	}
-	if n := len(x.claims); tokens > 0 {
-		tokens = (tokens + n - 1) / n
+	if tokens > 0 {
+		// How many each of several choices had is not told.
+		tokens /= len(x.claims)
 	}
 	now := time.Now()
 	for i := range x.claims {
@@ -330,16 +331,27 @@ func (x *exchange) releaseClaims(tokens int) {
 	x.claims = nil
 }
 
-// generated is how many tokens the answer had, as far as that can be told.
-func (x *exchange) generated(u usage, known bool) int {
+// generated is how many tokens the answer had, as far as that can be told: whole
+// says that it has come to its end.
+//
+// A stream that does not count them has a chunk for each, as vLLM sends it as
+// long as the client is no slower. Others are one before them in a chat, with the
+// role, and two behind them: [DONE], and the empty one that ends the body.
+func (x *exchange) generated(u usage, known, whole bool) int {
 	switch {
 	case known:
 		return int(min(u.completion, 1<<30))
-	case x.call.stream:
-		// A chunk is a token or more.
-		return int(min(x.relay.frames.Chunks+x.kernel.Chunks, 1<<30))
+	case !x.call.stream:
+		return -1
 	}
-	return -1
+	n := int(min(x.relay.frames.Chunks+x.kernel.Chunks, 1<<30))
+	if promptKind(x.path) == prompt.Chat {
+		n--
+	}
+	if whole {
+		n -= 2
+	}
+	return max(n, 0)
 }
 
 // tellCached tells the client what was predicted for the engine that answers.

@@ -601,7 +601,7 @@ func (x *exchange) finish(f failure) {
 		x.comparePrompt(u)
 		x.compareCached(u)
 	}
-	x.releaseClaims(x.generated(u, known))
+	x.releaseClaims(x.generated(u, known, f == none))
 	x.settle(f, u, known)
 	x.c.s.requestDone(x, f)
 	x.leave()
