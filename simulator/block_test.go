@@ -140,7 +140,7 @@ func TestEngineAgainstVLLM(t *testing.T) {
 		now += time.Second
 		e.Advance(now)
 		got := strconv.Itoa(s.Cached)
-		for _, c := range e.cache.take() {
+		for _, c := range e.Told() {
 			got += " | " + describe(&c, numbers)
 		}
 		if got != want {

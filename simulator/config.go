@@ -162,6 +162,7 @@ func (c *Config) newEngine() *Engine {
 	shares, told := !c.NoEnablePrefixCaching, c.KVEvents.Endpoint != ""
 	if c.sglang() {
 		e.cache, e.batches = newRadixCache(n, c.NumGPUBlocks, c.HostBlocks, shares, told), true
+		e.passOn() // that it is empty
 	} else {
 		e.cache, e.ahead = newBlockPool(n, c.NumGPUBlocks, shares, told), !c.NoAsyncScheduling
 	}

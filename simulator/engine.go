@@ -175,6 +175,10 @@ type Engine struct {
 	stuck bool
 	// changed are those that have started, been preempted or ended.
 	changed []*Sequence
+	// told is what the cache tells of itself and the engine has passed on, which
+	// it does with the output of a step: what is pending, at the time tell.
+	told, pending []change
+	tell          time.Duration
 
 	queried, hit, preempted int
 }
@@ -219,6 +223,7 @@ func (e *Engine) Depart(s *Sequence, t time.Duration) {
 		}
 	case running:
 		e.stop(s, false)
+		e.collect()
 	}
 	s.state = ended
 	e.Advance(t)
@@ -229,7 +234,10 @@ func (e *Engine) Depart(s *Sequence, t time.Duration) {
 func (e *Engine) Next() (time.Duration, bool) {
 	next, ok := e.nextAdmission()
 	if len(e.steps) > 0 && (!ok || e.steps[0].due <= next) {
-		return e.steps[0].due, true
+		next, ok = e.steps[0].due, true
+	}
+	if len(e.pending) > 0 && (!ok || e.tell <= next) {
+		next, ok = e.tell, true
 	}
 	return next, ok
 }
@@ -249,15 +257,76 @@ func (e *Engine) Advance(t time.Duration) {
 			break
 		}
 		e.now = max(e.now, next)
-		// What ends now makes room for what starts now.
-		if len(e.steps) > 0 && e.steps[0].due <= next {
+		switch {
+		case len(e.pending) > 0 && e.tell <= next:
+			e.passOn()
+		case len(e.steps) > 0 && e.steps[0].due <= next:
+			// What ends now makes room for what starts now.
 			e.step(e.steps[0])
-		} else {
+			e.collect()
+		default:
 			e.admit()
+			e.collect()
 		}
 	}
 	e.now = max(e.now, t)
 }
+
+// collect takes what the cache tells of itself. It is passed on with the next
+// output of any sequence.
+func (e *Engine) collect() {
+	if e.cache == nil {
+		return
+	}
+	changes := e.cache.take()
+	if len(changes) == 0 {
+		return
+	}
+	next := never
+	for _, s := range e.running {
+		switch {
+		case s.at > e.now:
+			next = min(next, s.at)
+		case s.perToken == 0:
+			next = e.now
+		default:
+			next = min(next, s.at+((e.now-s.at)/s.perToken+1)*s.perToken)
+		}
+	}
+	if len(e.running) == 0 {
+		next = e.now
+	}
+	if len(e.pending) == 0 || next < e.tell {
+		e.tell = next
+	}
+	e.pending = append(e.pending, changes...)
+}
+
+// passOn passes on all that the cache has told.
+func (e *Engine) passOn() {
+	e.told = append(append(e.told, e.pending...), e.cache.take()...)
+	e.pending = e.pending[:0]
+}
+
+// Told returns what the cache has told of itself since it was last called.
+func (e *Engine) Told() []change {
+	told := e.told
+	e.told = nil
+	return told
+}
+
+// Reset empties the cache. It reports false, and does nothing, while sequences
+// have room there.
+func (e *Engine) Reset() bool {
+	if !e.cache.reset() {
+		return false
+	}
+	e.passOn()
+	return true
+}
+
+// never is later than any time.
+const never = time.Duration(1<<63 - 1)
 
 // Changed appends the sequences that have started, been preempted or ended
 // since it was last called.
@@ -346,7 +415,14 @@ func (e *Engine) step(s *Sequence) {
 	}
 	if s.next == s.Output-1 {
 		e.stop(s, true)
+		if e.cache != nil {
+			e.passOn()
+		}
 		return
+	}
+	if e.cache != nil && s.next >= s.from {
+		// Its token is the output of a step.
+		e.passOn()
 	}
 	room, grows := tokens+1, e.cache != nil
 	if e.ahead {

@@ -47,7 +47,7 @@ func TestEngine(t *testing.T) {
 			if e.cache == nil {
 				return ""
 			}
-			for _, c := range e.cache.take() {
+			for _, c := range e.Told() {
 				b.WriteString("  " + describe(&c, names) + "\n")
 			}
 			return b.String()
@@ -102,6 +102,9 @@ func TestEngine(t *testing.T) {
 				e.ahead = d.HasArg("ahead")
 				clear(sequences)
 				clear(names)
+				if e.cache != nil {
+					e.passOn()
+				}
 				return told()
 			case "arrive":
 				s := &Sequence{}
@@ -165,7 +168,7 @@ func TestEngine(t *testing.T) {
 				}
 				return out
 			case "reset":
-				return fmt.Sprintf("%v\n", e.cache.reset()) + told()
+				return fmt.Sprintf("%v\n", e.Reset()) + told()
 			}
 			d.Fatalf(t, "unknown command %q", d.Cmd)
 			return ""

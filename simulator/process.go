@@ -101,9 +101,6 @@ func (p *process) run(ctx context.Context, r *rank) {
 	}
 }
 
-// never is later than any time.
-const never = time.Duration(1<<63 - 1)
-
 // settle passes on what has happened in an engine. The server's mutex is held,
 // unless nobody else knows the process yet.
 func (p *process) settle(r *rank, now time.Duration) {
@@ -115,7 +112,7 @@ func (p *process) settle(r *rank, now time.Duration) {
 		}
 	}
 	clear(r.changed)
-	if changes := r.engine.cache.take(); len(changes) > 0 && r.publisher != nil {
+	if changes := r.engine.Told(); len(changes) > 0 && r.publisher != nil {
 		r.publisher.publish(changes, p.s.began.Add(now))
 	}
 	if next, ok := r.engine.Next(); ok && next < r.until {
@@ -235,7 +232,7 @@ func (s *Server) reset() bool {
 	now, all := s.now(), true
 	for _, r := range s.process.ranks {
 		r.engine.Advance(now)
-		if l := r.engine.Load(now); l.Running+l.Waiting > 0 && s.cfg.sglang() || !r.engine.cache.reset() {
+		if l := r.engine.Load(now); l.Running+l.Waiting > 0 && s.cfg.sglang() || !r.engine.Reset() {
 			all = false
 		}
 		s.process.settle(r, now)
