@@ -2,6 +2,7 @@ package agent
 
 import (
 	"bufio"
+	"context"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -12,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/inferrail/inferrail/index/kvevent"
@@ -43,6 +45,9 @@ const (
 	warmFor = 5 * time.Minute
 	// saveTime bounds the writing of the file. What is left then is not saved.
 	saveTime = 10 * time.Second
+	// lookAroundTime bounds the last look at engines' pages before that.
+	lookAroundTime = 2 * time.Second
+	looksAtOnce    = 32
 )
 
 var warmTable = crc64.MakeTable(crc64.ECMA)
@@ -113,10 +118,33 @@ func (f *fleet) savedLocked() (list []warmSlot) {
 	return list
 }
 
+// lookAround looks at the pages of all engines, so that what they count is known
+// as it is after the last request.
+func (f *fleet) lookAround() {
+	ctx, cancel := context.WithTimeout(f.stopped, lookAroundTime)
+	defer cancel()
+	f.mu.Lock()
+	servers := slices.Clone(f.servers)
+	f.mu.Unlock()
+	var looks sync.WaitGroup
+	turns := make(chan struct{}, looksAtOnce)
+	for _, s := range servers {
+		turns <- struct{}{}
+		looks.Go(func() {
+			defer func() { <-turns }()
+			if ctx.Err() == nil {
+				f.look(ctx, s, nil)
+			}
+		})
+	}
+	looks.Wait()
+}
+
 // save writes what is known of the members' engines to a file. No request is
 // running any more.
 func (f *fleet) save(file string) error {
 	began := time.Now()
+	f.lookAround()
 	f.mu.Lock()
 	slots, names := f.savedLocked(), f.cacheNames
 	f.mu.Unlock()

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/inferrail/inferrail/index"
 	"github.com/inferrail/inferrail/simulator"
 )
 
@@ -186,12 +187,13 @@ func cachedOf(t *testing.T, a *Agent, text string) (predicted string, actual int
 	defer resp.Body.Close()
 	var answer struct {
 		Usage struct {
-			Details *struct {
+			// SGLang leaves it out when there are none.
+			Details struct {
 				Cached int `json:"cached_tokens"`
 			} `json:"prompt_tokens_details"`
 		} `json:"usage"`
 	}
-	if err := json.NewDecoder(resp.Body).Decode(&answer); err != nil || resp.StatusCode != 200 || answer.Usage.Details == nil {
+	if err := json.NewDecoder(resp.Body).Decode(&answer); err != nil || resp.StatusCode != 200 {
 		t.Fatalf("status %d, %+v, %v", resp.StatusCode, answer, err)
 	}
 	return resp.Header.Get("x-inferrail-cached-tokens"), answer.Usage.Details.Cached
@@ -345,5 +347,79 @@ func TestRestartedEngineHasNothing(t *testing.T) {
 		if predicted, actual := cachedOf(t, a, story(1)); predicted != "0" || actual != 0 {
 			t.Errorf("after the restart %s tokens are predicted, and %d were cached", predicted, actual)
 		}
+	}
+}
+
+// A slot that is known exactly goes on where its events were followed to: what
+// the engine has taken in while there was no agent is known too.
+func TestWarmRestartOfEvents(t *testing.T) {
+	for _, kind := range []string{"vllm", "sglang"} {
+		t.Run(kind, func(t *testing.T) {
+			any := "tcp://127.0.0.1:0"
+			engine, err := simulator.Start(simulator.Config{Engine: kind, ServedModelName: []string{"m"}, ZeroLatency: true, EnablePromptTokensDetails: true,
+				NumGPUBlocks: 300, KVEvents: simulator.KVEvents{Endpoint: any, ReplayEndpoint: any}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { engine.Close() })
+			c := DefaultConfig()
+			c.Listen, c.AdminListen, c.Datapath.Mode = "127.0.0.1:0", "127.0.0.1:0", "copy"
+			c.Index.Snapshot = filepath.Join(t.TempDir(), "snapshot")
+			c.Models = []ModelConfig{{Name: "m", Tokenizer: "builtin:sim"}}
+			c.Replicas = []ReplicaConfig{{ID: "a", URL: engine.URL()}}
+			start := func() *Agent {
+				a := startAgent(t, c)
+				exact := func() bool {
+					st := a.fleet.index.Stats(nil)
+					return promptPage(t, a).State == "exact" && len(st) == 1 && st[0].State == index.Exact
+				}
+				eventually(t, exact, func() string { return fmt.Sprintf("%+v", a.fleet.index.Stats(nil)) })
+				return a
+			}
+			// expect waits for the events of what went before.
+			expect := func(a *Agent, n int) {
+				t.Helper()
+				predicted, actual := "", 0
+				eventually(t, func() bool {
+					predicted, actual = cachedOf(t, a, story(n))
+					return predicted == strconv.Itoa(actual)
+				}, func() string {
+					return fmt.Sprintf("%s tokens are predicted of %d, and %d were cached", predicted, n, actual)
+				})
+			}
+			direct := func(n int) {
+				t.Helper()
+				resp, err := http.Post(engine.URL()+"/v1/completions", "application/json", strings.NewReader(fmt.Sprintf(`{"model":"m","max_tokens":2,"prompt":%q}`, story(n))))
+				if err != nil || resp.StatusCode != 200 {
+					t.Fatal(err)
+				}
+				resp.Body.Close()
+			}
+			a := start()
+			for n := range 3 {
+				expect(a, n)
+			}
+			before := a.fleet.index.Stats(nil)[0].Blocks[index.GPU]
+			stopped(t, a)
+			direct(5)
+			a = start()
+			a.fleet.mu.Lock()
+			stats := a.fleet.members[0].subscriber.standing().stats
+			a.fleet.mu.Unlock()
+			if now := a.fleet.index.Stats(nil)[0].Blocks[index.GPU]; before == 0 || now <= before {
+				t.Errorf("it knows %d blocks, and knew %d", now, before)
+			}
+			if stats.Batches == 0 || stats.Batches >= stats.Next {
+				t.Errorf("%d batches of %d were fetched; those from before the restart were known", stats.Batches, stats.Next)
+			}
+			predicted, actual := cachedOf(t, a, story(5))
+			if predicted != strconv.Itoa(actual) || actual == 0 {
+				t.Errorf("%s tokens are predicted, and %d were cached", predicted, actual)
+			}
+			for n := range 3 {
+				expect(a, n)
+			}
+			stopped(t, a)
+		})
 	}
 }
