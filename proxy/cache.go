@@ -247,10 +247,11 @@ func (x *exchange) lookAgain() {
 // mostClaims bounds the sequences of one request that are entered in the index.
 const mostClaims = 4096
 
-// claim enters what the request, which has just been sent to the replica, will
+// claim enters what the request, which is about to be sent to the replica, will
 // leave in its engine's cache.
 //
-// It comes after sending, so that the engine works meanwhile. Requests that are
+// It comes before sending: the engine may tell by events what the request has
+// computed before this goroutine runs again. Requests that are
 // chosen for between this one's look-up and its claim do not see it: a burst of
 // one prompt may so be spread over as many replicas as there are processors,
 // or, where connections have to be opened first, as requests within that time.
