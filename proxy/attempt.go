@@ -134,9 +134,8 @@ func (x *exchange) attempt() failure {
 				return f
 			}
 		}
-		x.foresee()
+		x.claim()
 		if f = x.send(); f == none {
-			x.claim()
 			f = x.readResponseHead()
 		}
 		if f == engineDied && x.up.reused && len(x.in) == 0 && x.ttfb == 0 {
