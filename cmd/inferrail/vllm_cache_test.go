@@ -1,0 +1,141 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// knownCache is what /debug/index says of a replica.
+type knownCache struct {
+	State, Why string
+	Tiers      map[string]int `json:"blocks_by_tier"`
+	Expected   int
+	Capacity   int
+	BlockSize  int `json:"block_size"`
+	Events     *struct {
+		Endpoint  string
+		Next      int `json:"next_sequence"`
+		Removed   int
+		Gaps      int
+		Lost      int `json:"lost_batches"`
+		Malformed int
+		Unknown   int
+	}
+}
+
+func (g *guard) cache() (c knownCache) {
+	g.t.Helper()
+	var page struct{ Slots []knownCache }
+	if err := json.Unmarshal(g.page("/debug/index"), &page); err != nil {
+		g.t.Fatal(err)
+	}
+	if len(page.Slots) == 1 {
+		c = page.Slots[0]
+	}
+	return c
+}
+
+// awaitCache waits until what the engine holds is known exactly, and nothing of
+// it is merely expected.
+func (g *guard) awaitCache(t *testing.T) (c knownCache) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		if c = g.cache(); c.State == "exact" && c.Expected == 0 {
+			return c
+		}
+		if time.Now().After(end) {
+			t.Fatalf("the engine's cache is %+v, %+v", c, c.Events)
+		}
+	}
+}
+
+// TestVLLMCache: an agent that is told nothing but where a vLLM is finds its KV
+// events, and predicts of every chat how many tokens vLLM takes from its cache,
+// while that is too small for all conversations.
+func TestVLLMCache(t *testing.T) {
+	bin, tokenizers := os.Getenv("INFERRAIL_VLLM"), os.Getenv("INFERRAIL_TOKENIZERS")
+	if bin == "" || tokenizers == "" {
+		t.Skip("INFERRAIL_VLLM and INFERRAIL_TOKENIZERS name no folders with vLLM and tokenizers (make test-vllm)")
+	}
+	p := &place{t: t, bin: bin, model: filepath.Join(t.TempDir(), "qwen")}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	if err := command(ctx, ".", filepath.Join(bin, "python"), "testdata/vllm/model.py", p.model, filepath.Join(tokenizers, "tokenizer-qwen3", "models")); err != nil {
+		t.Fatal(err)
+	}
+	const block, blocks = 32, 150
+	events := fmt.Sprintf(`{"enable_kv_cache_events": true, "endpoint": "tcp://*:%d", "replay_endpoint": "tcp://*:%d", "topic": "kv"}`,
+		p.freePort(atEngine), p.freePort(atEngine))
+	v := p.vllm(t, "--enable-prompt-tokens-details", "--kv-events-config", events,
+		"--block-size", strconv.Itoa(block), "--num-gpu-blocks-override", strconv.Itoa(blocks))
+	g := p.agent(t, "copy", []string{v.url})
+	g.awaitPrompts(t, "exact", "agrees")
+	if c := g.awaitCache(t); c.BlockSize != block || c.Capacity < blocks-1 || c.Capacity > blocks || c.Events == nil {
+		t.Errorf("the engine's cache is known as %+v, %+v", c, c.Events)
+	}
+
+	// Some conversations go on in turns, each a little longer every time.
+	r := rand.New(rand.NewPCG(3, 4))
+	k := talker{r}
+	conversations := make([][]any, 10)
+	start := func(i int) {
+		text := strings.Repeat(k.text()+" ", 4+r.IntN(30))
+		conversations[i] = []any{map[string]any{"role": "system", "content": text}}
+	}
+	cached, predicted := 0, 0
+	for n := range 120 {
+		i := r.IntN(len(conversations))
+		if len(conversations[i]) == 0 || len(conversations[i]) > 12 {
+			start(i)
+		}
+		conversations[i] = append(conversations[i], map[string]any{"role": "user", "content": k.text()})
+		body := map[string]any{"model": []string{"tiny", "tiny-alias"}[r.IntN(2)], "max_tokens": 1 + r.IntN(20), "temperature": 0, "messages": conversations[i]}
+		if r.IntN(8) == 0 {
+			body["cache_salt"] = "salt"
+		}
+		text, err := json.Marshal(body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer := pose(t, g.client, g.url, question{path: "/v1/chat/completions", body: string(text)})
+		var told struct {
+			Choices []struct{ Message struct{ Content string } }
+			Usage   struct {
+				Details struct {
+					Cached int `json:"cached_tokens"`
+				} `json:"prompt_tokens_details"`
+			}
+		}
+		if err := json.Unmarshal([]byte(answer.body), &told); err != nil || answer.status != 200 || len(told.Choices) != 1 {
+			t.Fatalf("request %d: %d %s (%v)", n, answer.status, answer.body, err)
+		}
+		if got := answer.header.Get("x-inferrail-cached-tokens"); got != strconv.Itoa(told.Usage.Details.Cached) {
+			t.Errorf("request %d: %q cached tokens are predicted, vLLM has found %d", n, got, told.Usage.Details.Cached)
+		} else if told.Usage.Details.Cached > 0 {
+			predicted++
+		}
+		cached += told.Usage.Details.Cached
+		conversations[i] = append(conversations[i], map[string]any{"role": "assistant", "content": told.Choices[0].Message.Content})
+		// What was dropped for it may be told a moment after the answer.
+		g.awaitCache(t)
+	}
+	c := g.cache()
+	t.Logf("%d tokens were found cached, in %d of 120 requests; %+v, %+v", cached, predicted, c, c.Events)
+	if predicted < 40 || c.Events.Removed < 50 {
+		t.Errorf("that proves little: %d requests found something, %d blocks were dropped", predicted, c.Events.Removed)
+	}
+	if c.Events.Gaps+c.Events.Lost+c.Events.Malformed+c.Events.Unknown != 0 {
+		t.Errorf("events are amiss: %+v", c.Events)
+	}
+	if n := g.metric("inferrail_index_error_tokens_total"); n != 0 {
+		t.Errorf("the metric tells of %v tokens", n)
+	}
+}
