@@ -34,9 +34,13 @@ type told struct {
 	lasting     []uint64          // names stored where no removals are told, the oldest first
 	forgotten   int               // of lasting, those that were seen to
 	stats       Told
+	orphaned    bool   // there were orphans since the GPU was empty
+	hybrid      bool   // there are groups that do not count
 	counted     int64  // bytes of all this that the arena was told of
 	buf         []byte // for mixed
 	kept        []ref  // by keep, during a batch
+	chain       []Hash // for stored
+	touched     uint64 // nothing; it keeps what touch reads from being left out
 }
 
 // chosen is how the group that counts was chosen.
@@ -102,11 +106,15 @@ func (x *Index) Apply(slot int, events []kvevent.Event, now time.Time) Told {
 	}
 	defer s.unlock()
 	s.told.keep(s, events)
+	touched := 0
 	for i := range events {
 		switch e := &events[i]; e.Kind {
 		case kvevent.Stored:
 			s.told.stored(s, e)
 		case kvevent.Removed:
+			if i >= touched {
+				touched = i + s.told.touch(&s.tree, events[i:])
+			}
 			s.told.removed(s, e)
 		case kvevent.Cleared:
 			s.told.demote(s)
@@ -181,6 +189,7 @@ func (x *Index) Told(slot int) Told {
 func (d *told) stored(s *slot, e *kvevent.Event) {
 	if !d.counts(s, e.Group, e.Spec) {
 		d.stats.OtherGroups += uint64(len(e.Hashes))
+		d.hybrid = true
 		return
 	}
 	t, size := &s.tree, e.BlockSize
@@ -201,9 +210,23 @@ func (d *told) stored(s *slot, e *kvevent.Event) {
 	default:
 		before = d.root(s, e)
 	}
+	d.chain = d.chain[:0]
 	if described {
 		d.stats.BlockSize = max(d.stats.BlockSize, size)
+		if before != (Hash{}) {
+			d.chain = d.hashes(d.chain, before, e)
+		}
+		// As touch does.
+		for i, name := range e.Hashes {
+			if d.names.n > 0 {
+				d.touched += uint64(d.names.cells[d.names.home(name)])
+			}
+			if i < len(d.chain) {
+				d.touched += t.arena.table.touch(d.chain[i])
+			}
+		}
 	}
+	start := before
 	for i, name := range e.Hashes {
 		r := d.find(t, name)
 		if r == 0 {
@@ -213,11 +236,16 @@ func (d *told) stored(s *slot, e *kvevent.Event) {
 				continue
 			case before == Hash{}:
 				d.stats.Orphans++
+				d.orphaned = true
 				continue
 			}
-			h := Next(before, e.Tokens[i*size:(i+1)*size])
-			if i < len(e.Extra) && len(e.Extra[i]) > 0 {
-				h = d.mixed(h, e.Extra[i])
+			// Nearly always the blocks are the chain. Of a name that is known, the
+			// block may be another.
+			var h Hash
+			if i < len(d.chain) && (i == 0 && before == start || i > 0 && before == d.chain[i-1]) {
+				h = d.chain[i]
+			} else {
+				h = d.next(before, e, i)
 			}
 			if r = t.add(at, h); r == 0 {
 				d.stats.NoMemory += uint64(len(e.Hashes) - i)
@@ -235,6 +263,34 @@ func (d *told) stored(s *slot, e *kvevent.Event) {
 		d.hold(s, name, r, where)
 		at, before = r, t.hash(r)
 	}
+}
+
+// touch reads what the removals that events begin with will change, so that the
+// processor waits for many places of memory at a time and not for one after the
+// other. It returns how many events it has looked at.
+func (d *told) touch(t *tree, events []kvevent.Event) (n int) {
+	var refs [64]ref
+	found := 0
+	for n < len(events) && events[n].Kind == kvevent.Removed && found < len(refs) {
+		for _, name := range events[n].Hashes {
+			if found < len(refs) && d.names.n > 0 {
+				refs[found] = d.names.cells[d.names.home(name)]
+				found++
+			}
+		}
+		n++
+	}
+	// A cell may be another name's; then little is lost.
+	var hashes [64]Hash
+	for i, r := range refs[:found] {
+		if r != 0 {
+			hashes[i] = t.at(r).hash()
+		}
+	}
+	for _, h := range hashes[:found] {
+		d.touched += t.arena.table.touch(h)
+	}
+	return max(n, 1)
 }
 
 // removed takes blocks out.
@@ -283,6 +339,19 @@ func (d *told) demote(s *slot) {
 		}
 	}
 	s.tree.clear(reason(GPU))
+	d.orphaned = false
+}
+
+// inexact says why what is held is not exact though all events have been applied;
+// it is empty where it is.
+func (d *told) inexact() string {
+	switch {
+	case d.orphaned:
+		return "the engine stores blocks behind others that it has not told of"
+	case d.hybrid:
+		return "a hybrid model: only the blocks of full attention are looked at"
+	}
+	return ""
 }
 
 // root is what the chain of a prompt's first block begins with.
@@ -294,6 +363,27 @@ func (d *told) root(s *slot, e *kvevent.Event) Hash {
 	}
 	d.buf = append(d.buf[:0], e.Salt...)
 	return Root(s.config.Model, adapter, d.buf)
+}
+
+// hashes appends the hashes of the event's blocks behind one.
+func (d *told) hashes(dst []Hash, before Hash, e *kvevent.Event) []Hash {
+	if len(e.Extra) == 0 {
+		return AppendTokens(dst, before, e.Tokens, e.BlockSize)
+	}
+	for i := range e.Hashes {
+		before = d.next(before, e, i)
+		dst = append(dst, before)
+	}
+	return dst
+}
+
+// next is the hash of one block of the event behind another.
+func (d *told) next(before Hash, e *kvevent.Event, i int) Hash {
+	h := Next(before, e.Tokens[i*e.BlockSize:(i+1)*e.BlockSize])
+	if i < len(e.Extra) && len(e.Extra[i]) > 0 {
+		h = d.mixed(h, e.Extra[i])
+	}
+	return h
 }
 
 // extraSeed sets the hashes of blocks with extra keys apart.
@@ -550,7 +640,7 @@ func (d *told) forget(r ref, name uint64) {
 
 // reset forgets all names; the tree is emptied by the caller.
 func (d *told) reset(s *slot) {
-	*d = told{stats: d.stats, counted: d.counted, buf: d.buf, kept: d.kept}
+	*d = told{stats: d.stats, counted: d.counted, buf: d.buf, kept: d.kept, chain: d.chain}
 	d.stats.BlockSize = 0
 	d.account(s)
 }
@@ -654,8 +744,8 @@ func (n *names) remove(t *tree, name uint64) {
 
 // appendSnapshot appends what a warm restart needs of what events have told:
 //
-//	the group and how it was chosen, the block size
-//	the residencies: count; of each its three words, tier and whether it is the first
+//	the group and how it was chosen, the block size, what makes it inexact
+//	the residencies: count; of each its three words
 //	the names: count; of each the number of its record and the name
 //	the aliases: likewise
 //	the sides: count; of each its name, residency and count
@@ -667,6 +757,14 @@ func (d *told) appendSnapshot(dst []byte, s *slot, number func(ref) uint32) []by
 	dst = binary.AppendUvarint(dst, uint64(d.group))
 	dst = binary.AppendUvarint(dst, uint64(d.chosen))
 	dst = binary.AppendUvarint(dst, uint64(d.stats.BlockSize))
+	inexact := uint64(0)
+	if d.orphaned {
+		inexact |= toldOrphaned
+	}
+	if d.hybrid {
+		inexact |= toldHybrid
+	}
+	dst = binary.AppendUvarint(dst, inexact)
 	dst = binary.AppendUvarint(dst, uint64(len(d.residencies)))
 	for _, o := range d.residencies {
 		dst = appendString(appendString(appendString(dst, o.medium), o.locality), o.ownership)
@@ -703,6 +801,12 @@ func (d *told) appendSnapshot(dst []byte, s *slot, number func(ref) uint32) []by
 	return dst
 }
 
+// What makes it inexact, in a snapshot.
+const (
+	toldOrphaned = 1 << iota
+	toldHybrid
+)
+
 var errToldSnapshot = errors.New("what events have told: damaged")
 
 // restore reads that again. Records that there was no memory for are left out.
@@ -724,6 +828,8 @@ func (d *told) restore(s *slot, data []byte, record func(uint32) ref) error {
 	d.group = int(r.number(1 << 31))
 	d.chosen = chosen(r.number(uint64(byKind)))
 	d.stats.BlockSize = int(r.number(1 << 31))
+	inexact := r.number(toldOrphaned | toldHybrid)
+	d.orphaned, d.hybrid = inexact&toldOrphaned != 0, inexact&toldHybrid != 0
 	for range r.number(maxResidencies) {
 		e := kvevent.Event{Medium: string(r.bytes()), Locality: string(r.bytes()), Ownership: string(r.bytes())}
 		d.residency(&e)

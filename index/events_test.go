@@ -3,8 +3,11 @@ package index
 import (
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -21,7 +24,7 @@ import (
 //	             [lora=NAME] [lora-id=N] [salt=TEXT] [image=BLOCK:TEXT] [group=N] [kind=KIND]
 //	             [size=N] [locality=L] [ownership=O]; remove NAMES ...; clear
 //	look TOKENS [lora=NAME] [salt=TEXT]   how many blocks are found, tier by tier
-//	state NAME, untell, forget, told
+//	state NAME, untell, forget, told, which has the counts and the state
 func TestEventStories(t *testing.T) {
 	datadriven.Walk(t, "testdata/events", func(t *testing.T, path string) {
 		x := New(Config{})
@@ -54,7 +57,12 @@ func TestEventStories(t *testing.T) {
 			case "forget":
 				x.Forget(0)
 			case "told":
-				return fmt.Sprintf("%+v\n", x.Told(0))
+				st := x.Stats(nil)[0]
+				said := [...]string{Exact: "exact", Approximate: "approximate", Repairing: "repairing", Mismatched: "mismatched"}[st.State]
+				if st.Why != "" {
+					said += ": " + st.Why
+				}
+				return fmt.Sprintf("%+v\n%s\n", x.Told(0), said)
 			default:
 				t.Fatalf("no command %q", d.Cmd)
 			}
@@ -330,7 +338,7 @@ func (e *teller) check(t *testing.T, x *Index) {
 // copies, tiers, owners, groups and second names, a prompt finds what the engine
 // holds; also when the index was saved and restored in between.
 func TestEventsAgainstModel(t *testing.T) {
-	for seed := range uint64(120) {
+	for seed := range uint64(40) {
 		r := rand.New(rand.NewPCG(seed, 21))
 		e := newTeller(r)
 		config := SlotConfig{Model: "m", BlockSize: 2, Capacity: 1000}
@@ -343,6 +351,7 @@ func TestEventsAgainstModel(t *testing.T) {
 				t.Fatalf("seed %d: %+v", seed, told)
 			}
 			if r.IntN(40) == 0 {
+				before := x.Stats(nil)[0]
 				saved := x.AppendSnapshot(nil, 0)
 				x = New(Config{})
 				x.Join(0, config)
@@ -350,6 +359,9 @@ func TestEventsAgainstModel(t *testing.T) {
 					t.Fatalf("seed %d: %v", seed, err)
 				}
 				x.SetState(0, Exact, "")
+				if after := x.Stats(nil)[0]; after.State != before.State || after.Why != before.Why {
+					t.Fatalf("seed %d: %d, %q, and it was %d, %q", seed, after.State, after.Why, before.State, before.Why)
+				}
 			}
 			e.check(t, x)
 		}
@@ -379,7 +391,7 @@ func TestEventsWithoutMemory(t *testing.T) {
 	x.SetState(0, Exact, "")
 	held := map[uint64]bool{}
 	var events []kvevent.Event
-	for range 4000 {
+	for range 1500 {
 		e := kvevent.Event{Kind: kvevent.Stored, BlockSize: 4, Tokens: randomIDs(r, 4*64), Group: -1, AdapterID: -1, Medium: []string{"gpu", "storage"}[r.IntN(2)]}
 		for range 64 {
 			e.Hashes = append(e.Hashes, r.Uint64())
@@ -413,13 +425,75 @@ func TestEventsWithoutMemory(t *testing.T) {
 	}
 }
 
+// TestEventsOfManySlots: engines tell at the same time, are asked meanwhile, and
+// take memory from each other.
+func TestEventsOfManySlots(t *testing.T) {
+	const slots, limit = 4, 8 << 20
+	x := New(Config{MaxBytes: limit})
+	var engines [slots]*steady
+	for slot := range engines {
+		engines[slot] = newSteady(x, slot, 8)
+	}
+	var tellers, readers sync.WaitGroup
+	var stop atomic.Bool
+	for range 2 {
+		readers.Go(func() {
+			r := rand.New(rand.NewPCG(6, 26))
+			chain := AppendTokens(nil, Root("m", "", nil), randomIDs(r, 16*steadyBlocks), 16)
+			var l Lookup
+			for !stop.Load() {
+				x.Look(&l, &Prompt{Chain: chain})
+				l.Held(r.IntN(slots))
+				runtime.Gosched()
+			}
+		})
+	}
+	for slot, e := range engines {
+		tellers.Go(func() {
+			for i := range 400 {
+				// They store more than they remove, in turns.
+				events := e.step()
+				if (i/100+slot)%2 == 0 {
+					events = events[:1]
+				}
+				x.Apply(slot, events, time.Time{})
+			}
+		})
+	}
+	tellers.Wait()
+	stop.Store(true)
+	readers.Wait()
+	if n := x.arena.bytes(); n > limit+limit/8 {
+		t.Errorf("%d bytes", n)
+	}
+	for slot := range slots {
+		s := x.at(slot)
+		n := 0
+		for _, c := range s.told.names.cells {
+			if c != 0 {
+				n++
+				if s.tree.holds(c, reason(GPU)) != 1 {
+					t.Fatalf("slot %d: a name of a block that is held %d times", slot, s.tree.holds(c, reason(GPU)))
+				}
+			}
+		}
+		if n != s.told.names.n || n == 0 || n > s.tree.blocks[GPU] {
+			t.Errorf("slot %d: %d names, said to be %d, of %d blocks", slot, n, s.told.names.n, s.tree.blocks[GPU])
+		}
+		x.Leave(slot)
+	}
+	if n := x.arena.maps.Load(); n != 0 {
+		t.Errorf("%d bytes are left beside records", n)
+	}
+}
+
 // TestStorageIsBounded: media that tell no removals do not grow for ever.
 func TestStorageIsBounded(t *testing.T) {
 	r := rand.New(rand.NewPCG(4, 23))
 	x := New(Config{})
 	x.Join(0, SlotConfig{Model: "m", BlockSize: 4, Capacity: 10})
 	var e kvevent.Event
-	for range 3000 {
+	for range 1200 {
 		e = kvevent.Event{Kind: kvevent.Stored, BlockSize: 4, Tokens: randomIDs(r, 4*64), Group: -1, AdapterID: -1, Medium: "storage"}
 		for range 64 {
 			e.Hashes = append(e.Hashes, r.Uint64())
@@ -575,15 +649,17 @@ func BenchmarkApply(b *testing.B) {
 			for slot := range slots {
 				engines = append(engines, newSteady(x, slot, min(held, 1<<16)/steadyBlocks))
 			}
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
 			b.ReportAllocs()
 			b.ResetTimer()
 			var spent time.Duration
 			for i := range b.N {
 				slot := i % slots
 				events := engines[slot].step()
-				start := time.Now()
-				x.Apply(slot, events, start)
-				spent += time.Since(start)
+				start := threadTime()
+				x.Apply(slot, events, time.Time{})
+				spent += threadTime() - start
 			}
 			perBlock := float64(spent.Nanoseconds()) / float64(b.N) / (2 * steadyBlocks)
 			b.ReportMetric(perBlock, "ns/block")

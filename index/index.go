@@ -408,6 +408,8 @@ func (x *Index) Stats(dst []SlotStats) []SlotStats {
 		copy(st.Blocks[:], s.tree.blocks[:Tiers])
 		if s.short && s.state == Exact {
 			st.State, st.Why = Approximate, "index.max_bytes is too small"
+		} else if why := s.told.inexact(); why != "" && s.state == Exact {
+			st.State, st.Why = Approximate, why
 		}
 		s.unlock()
 		dst = append(dst, st)

@@ -158,6 +158,18 @@ func (p *part) find(h Hash, place uint64) (*entry, int) {
 	return nil, 0
 }
 
+// touch reads where a block is, or would be, so that it is in the processor's
+// cache when it is entered or leaves soon. Several are read at the same time. What
+// it returns says nothing.
+func (t *table) touch(h Hash) uint64 {
+	place := t.place(h)
+	p := t.parts[shardAt(place)].Load()
+	if len(p.groups) == 0 {
+		return 0
+	}
+	return atomic.LoadUint64((*uint64)(&p.groups[groupAt(place, len(p.groups))].control))
+}
+
 // enter adds a lane to a block's set. It is not in it; where it is, nothing
 // changes.
 func (t *table) enter(h Hash, l lane) {

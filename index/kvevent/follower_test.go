@@ -272,7 +272,7 @@ func (e *engine) snapshot() Snapshot {
 // to the last message; where nothing was lost for good, exactly.
 func TestFollowerTellsTheTruth(t *testing.T) {
 	exact, approximate, forgets, snapshots := 0, 0, 0, 0
-	for seed := range uint64(400) {
+	for seed := range uint64(250) {
 		h := newHistory(t, seed)
 		for range 300 {
 			h.step()
