@@ -21,6 +21,7 @@ type Claim struct {
 	own   int64 // tokens of memory it has beside the blocks'
 	ahead ref   // SGLang, until the prefill has ended: a spare record below the last block to come
 	asked int64 // tokens of memory, of a claim that waits for events
+	began int64 // Unix nanoseconds, when the engine has begun to answer
 	text  bool
 	root  Hash   // of the chain
 	sum   uint64 // of the tokens behind the last full block
@@ -129,14 +130,13 @@ func (x *Index) Release(c *Claim, generated int, now time.Time) {
 		if generated > 0 || c.kind == awaiting {
 			s.shadow.prefilled(s, c, now)
 		}
+		s.shadow.ended(s, c, generated, now.UnixNano())
 		switch c.kind {
 		case running:
 			s.shadow.release(s, c, generated, now)
 		case computing:
 			s.shadow.undo(s, c)
 		}
-		s.claims--
-		s.shadow.asked -= c.asked
 		s.shadow.settle(s)
 		s.unlock()
 	}
@@ -154,8 +154,7 @@ func (x *Index) Undo(c *Claim) {
 		case awaiting:
 			s.shadow.unawait(&s.tree, c.tail, c.added)
 		}
-		s.claims--
-		s.shadow.asked -= c.asked
+		s.shadow.ended(s, c, 0, c.began)
 		s.shadow.settle(s)
 		s.unlock()
 	}
@@ -229,6 +228,7 @@ func (sh *shadow) claim(s *slot, c *Claim, p *Prompt, now time.Time) {
 	c.hit += int32(hit)
 	sh.cut(t, r)
 
+	sh.generate(s, now)
 	part := sh.blocks(int64(c.rest)) * sh.block
 	sh.take(s, cost*int64(n-hit)+extra+part, now)
 	c.own = part
@@ -428,6 +428,10 @@ func (sh *shadow) below(t *tree, r ref) ref {
 // prefilled says that what the claim's request was to compute is there.
 func (sh *shadow) prefilled(s *slot, c *Claim, now time.Time) {
 	t := &s.tree
+	if c.began == 0 && (c.kind == running || c.kind == computing) {
+		c.began = now.UnixNano()
+		sh.generating.begin(c.began)
+	}
 	switch c.kind {
 	case computing:
 		c.kind = running

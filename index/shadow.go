@@ -48,6 +48,8 @@ type shadow struct {
 	awaited []awaited // what events must confirm, the first due first
 	due     int       // those before it have been seen to
 
+	generating generating
+
 	pressed time.Time // when free was below 0 last
 }
 
@@ -94,6 +96,7 @@ func (sh *shadow) reset(s *slot) {
 	sh.answers.reset()
 	sh.asked, sh.awaited, sh.due = 0, nil, 0
 	sh.free = sh.size
+	sh.generating = generating{rate: sh.generating.rate, mean: sh.generating.mean}
 	sh.pressed = time.Time{}
 	sh.account(&s.tree)
 }
