@@ -683,9 +683,9 @@ func (n *names) find(t *tree, name uint64) ref {
 }
 
 // insert gives a record a name, which is not there. The cells are never more than
-// three quarters full.
+// half full: each that is passed over is a record to be read.
 func (n *names) insert(t *tree, name uint64, r ref) {
-	if 4*(n.n+1) > 3*len(n.cells) {
+	if 2*(n.n+1) > len(n.cells) {
 		n.resize(t, max(64, len(n.cells)*3/2))
 	}
 	t.at(r).setToldName(name)
