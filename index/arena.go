@@ -71,9 +71,12 @@ func (a *arena) count(bytes int64) { a.maps.Add(bytes) }
 func (a *arena) bytes() int64 { return a.made.Load() + a.maps.Load() + a.table.bytes() }
 
 // full: no more can be taken than is given up. It is so a little before the
-// bound, as the table may take some more for as many blocks, by how they come
-// to lie.
-func (a *arena) full() bool { return a.limit > 0 && a.bytes() >= a.limit-a.limit/32 }
+// bound, as maps grow by half at once, and the table may take more for as many
+// blocks, by how they come to lie.
+func (a *arena) full() bool { return a.limit > 0 && a.bytes() >= a.most() }
+
+// most is what may be held before something must be given up.
+func (a *arena) most() int64 { return a.limit - a.limit/16 }
 
 // over: the bound has been passed.
 func (a *arena) over() bool { return a.limit > 0 && a.bytes() > a.limit }
@@ -84,7 +87,7 @@ func (a *arena) take(must bool) (ref, []*chunk) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if len(a.spare) == 0 {
-		if !must && a.limit > 0 && a.bytes()+chunkBytes > a.limit-a.limit/32 {
+		if !must && a.limit > 0 && a.bytes()+chunkBytes > a.most() {
 			return 0, nil
 		}
 		c := new(chunk)

@@ -310,11 +310,12 @@ func (sh *shadow) show(s *slot, number uint32, p *Prompt, r ref, i, most int) (r
 	shown := min(int(a.blocks), len(p.Chain)-i)
 	hidden := a
 	hidden.blocks -= int32(shown)
+	// What is behind what is used, in the radix tree's node, counts as used.
+	refresh := sh.radix && i < most
 	x := a.last
 	for range hidden.blocks {
 		next := t.after(x)
-		if sh.radix {
-			// It is behind what is used in the node.
+		if refresh {
 			t.unlink(&sh.queue, x)
 			t.push(&sh.queue, x)
 		}
@@ -342,7 +343,7 @@ func (sh *shadow) show(s *slot, number uint32, p *Prompt, r ref, i, most int) (r
 			if !there {
 				sh.guess(t, q, false)
 				t.replace(&sh.queue, again, q)
-				if sh.radix {
+				if refresh {
 					t.unlink(&sh.queue, q)
 					t.push(&sh.queue, q)
 				}
@@ -494,7 +495,8 @@ func (sh *shadow) release(s *slot, c *Claim, generated int, now time.Time) {
 	}
 	// The last token that was generated is not computed.
 	if generated > 0 {
-		behind := int64(max(c.rest, 0)) + int64(generated) - 1
+		// No engine has more than its memory, whatever it tells.
+		behind := int64(max(c.rest, 0)) + min(int64(generated)-1, sh.size)
 		full := behind / sh.block
 		more := sh.blocks(behind) - sh.blocks(int64(c.rest))
 		sh.take(s, more*sh.block, now)

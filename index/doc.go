@@ -29,7 +29,7 @@
 //
 // Config.MaxBytes bounds the chunks, the table, and the maps of trees, shadows
 // and events together; they are counted as they are allocated. A little below it
-// (1/32, as the table may need more for as many blocks) the index is full: for
+// (1/16, as maps grow by half at once) the index is full: for
 // each block that comes, one is given up, by the slot that has the most records,
 // or by the one that the block is for if that has hardly fewer or the other is
 // busy. A slot gives up what its shadow would evict next; if there is nothing, of

@@ -161,6 +161,7 @@ func (x *Index) Untell(slot int) {
 
 func (d *told) untell(s *slot) {
 	d.reset(s)
+	s.short = false
 	for tier := range reason(Tiers) {
 		s.tree.clear(tier)
 	}

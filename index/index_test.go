@@ -7,6 +7,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/inferrail/inferrail/index/kvevent"
 )
 
 // tell makes a slot hold a chain on the GPU, as far as there is memory.
@@ -188,6 +190,37 @@ func TestBound(t *testing.T) {
 	}
 	if got := x.Totals(); got.Entries != 0 || got.Slots != 0 || x.table.bytes() > 0 || x.arena.maps.Load() != 0 {
 		t.Errorf("after all have left: %+v", got)
+	}
+}
+
+// TestBoundEvents: so it is when events tell of nothing but prompts of one block,
+// for which every map has its largest share.
+func TestBoundEvents(t *testing.T) {
+	const limit = 8 << 20
+	x := New(Config{MaxBytes: limit})
+	x.Join(0, SlotConfig{Model: "m", BlockSize: 2, Capacity: 1 << 20})
+	x.SetState(0, Exact, "")
+	most := int64(0)
+	for i := range uint64(150_000) {
+		x.Apply(0, []kvevent.Event{{
+			Kind: kvevent.Stored, Hashes: []uint64{i * spread}, Tokens: []uint32{uint32(i), 7},
+			BlockSize: 2, Group: -1, AdapterID: -1,
+		}}, time.Time{})
+		most = max(most, x.Totals().Bytes)
+	}
+	if most > limit+chunkBytes || most < limit*7/8 {
+		t.Errorf("up to %d bytes were held, the bound is %d", most, limit)
+	}
+	st := x.Stats(nil)[0]
+	if st.State != Approximate || st.Blocks[GPU] < limit/120 {
+		t.Errorf("%+v", st)
+	}
+	if n := x.at(0).told.names.n; n != st.Blocks[GPU] {
+		t.Errorf("%d names of %d blocks", n, st.Blocks[GPU])
+	}
+	x.Untell(0)
+	if st := x.Stats(nil)[0]; st.State != Exact || st.Blocks[GPU] != 0 {
+		t.Errorf("when all is told anew: %+v", st)
 	}
 }
 

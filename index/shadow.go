@@ -103,18 +103,15 @@ func (sh *shadow) abandon(s *slot) {
 	t := &s.tree
 	for x := sh.queue.first; x != 0; x = sh.queue.first {
 		t.unlink(&sh.queue, x)
-		if t.isSpare(x) {
-			sh.unlinkCopy(t, x)
-			t.drop(x)
+	}
+	var spares []ref
+	for r := t.following(t.top); r != t.top; r = t.following(r) {
+		if t.isSpare(r) {
+			spares = append(spares, r)
 		}
 	}
-	for r, c := range sh.copies {
-		for x := c.first; x != 0; {
-			next := ref(t.hash(x).Lo)
-			t.drop(x)
-			x = next
-		}
-		delete(sh.copies, r)
+	for _, r := range spares {
+		t.drop(r)
 	}
 	t.clear(guessed)
 	t.clear(expected)

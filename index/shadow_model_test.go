@@ -386,7 +386,7 @@ func compare(t *testing.T, r *rand.Rand, e engine, radix bool, blocks, block, re
 					from = len(talks) - 1
 				}
 				prompt = slices.Concat(talks[from], randomIDs(r, 1+r.IntN(2*block)))
-			case k < 6 && len(talks) > 0 && !radix:
+			case k < 6 && len(talks) > 0:
 				// The same again, cut to whole blocks. What goes on behind it
 				// in another way is not asked again: it cannot be told apart
 				// from what is generated now.

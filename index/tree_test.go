@@ -405,3 +405,92 @@ func TestTreeRemovesInAnyOrder(t *testing.T) {
 		}
 	}
 }
+
+// TestTreeGivesUp: the end of the chain goes first that was told of or asked for
+// the longest time ago, then what is before it; what other prompts go on from
+// outlives what hung below it, and what requests use stays.
+func TestTreeGivesUp(t *testing.T) {
+	tr := newTree(t, 0)
+	names := map[Hash]string{}
+	refs := map[string]ref{}
+	tell := func(parent string, blocks ...string) {
+		last := refs[parent]
+		for _, name := range blocks {
+			h := Next(Root("m", "", nil), []uint32{uint32(name[0]), uint32(name[1])})
+			names[h] = name
+			last = tr.add(last, h)
+			if tr.holds(last, reason(GPU)) == 0 {
+				tr.hold(last, reason(GPU))
+			}
+			refs[name] = last
+		}
+	}
+	f := func(n int, want ...string) {
+		t.Helper()
+		var got []string
+		for range n {
+			before := map[string]bool{}
+			for r := tr.following(tr.top); r != tr.top; r = tr.following(r) {
+				before[names[tr.hash(r)]] = true
+			}
+			if !tr.giveUp() {
+				got = append(got, "nothing")
+				break
+			}
+			for r := tr.following(tr.top); r != tr.top; r = tr.following(r) {
+				delete(before, names[tr.hash(r)])
+			}
+			for name := range before {
+				got = append(got, name)
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("got %v, want %v", got, want)
+		}
+	}
+	tell("", "s0", "s1")
+	tell("s1", "a0", "a1")
+	tell("s1", "b0", "b1")
+	tell("", "c0", "c1")
+	f(1, "a1")
+	// Asked for again, what is left of the first comes after the others.
+	tell("", "s0", "s1", "a0")
+	f(2, "b1", "b0")
+	// What a request uses stays.
+	tr.hold(refs["c1"], pinned)
+	f(1, "a0")
+	tr.release(refs["c1"], pinned)
+	// The prefix of two, alone now, has been used as late as they; the other
+	// chain, of which a request has just ended, later.
+	tell("", "d0")
+	f(6, "s1", "s0", "c1", "c0", "d0", "nothing")
+}
+
+func TestTreeAllocatesNothing(t *testing.T) {
+	if raceDetector {
+		t.Skip("the race detector allocates")
+	}
+	tr := newTree(t, 0)
+	chain := conversation(0, 512)
+	refs := make([]ref, len(chain))
+	var l list
+	walk(tr, refs, chain)
+	for _, r := range refs {
+		tr.hold(r, reason(GPU))
+	}
+	allocs := testing.AllocsPerRun(100, func() {
+		walk(tr, refs, chain)
+		for _, r := range refs {
+			tr.hold(r, guessed)
+			tr.push(&l, r)
+		}
+		for _, r := range refs {
+			tr.unlink(&l, r)
+			tr.release(r, guessed)
+		}
+		tr.drop(tr.spareRecord(refs[7]))
+	})
+	if allocs != 0 {
+		t.Errorf("%v allocations", allocs)
+	}
+}

@@ -134,8 +134,9 @@ func (x *exchange) attempt() failure {
 				return f
 			}
 		}
-		x.claim()
+		x.foresee()
 		if f = x.send(); f == none {
+			x.claim()
 			f = x.readResponseHead()
 		}
 		if f == engineDied && x.up.reused && len(x.in) == 0 && x.ttfb == 0 {

@@ -247,40 +247,52 @@ func (x *exchange) lookAgain() {
 // mostClaims bounds the sequences of one request that are entered in the index.
 const mostClaims = 4096
 
-// claim enters what the request, which is about to be sent to the replica, will
-// leave in its engine's cache.
-//
-// It comes before sending: the engine may tell by events what the request has
-// computed before this goroutine runs again. Requests that are
-// chosen for between this one's look-up and its claim do not see it: a burst of
-// one prompt may so be spread over as many replicas as there are processors,
-// or, where connections have to be opened first, as requests within that time.
-// Where it goes from the second on is what is claimed by then. The engine's cache is
-// looked at again here, since what it holds when it gets the request is what it
-// will find there: those that were sent there meanwhile count.
-func (x *exchange) claim() {
+// foresee predicts what the engine will find in its cache when it gets the
+// request, which is about to be sent: those that were sent there since the
+// replica was chosen count. It must come before the sending, since the engine
+// tells by an event, within less than a millisecond, what this very request has
+// put there.
+func (x *exchange) foresee() {
 	b := x.blocks
 	if b == nil || len(x.claims) > 0 {
-		return // it was sent once more, on another connection
+		return // it is sent once more, on another connection
 	}
 	first := b.of(x.replica)
 	if first < 0 {
 		return
 	}
-	choices := int(max(x.call.limits[limitChoices], 1))
-	n := min(b.sequences()*choices, mostClaims)
+	look, p := &b.looks[first], &b.prompts[first]
+	x.cache.index.Look(look, p)
+	x.predict(p, look.Held(x.replica.Slot), b.sequences()*x.choices() > 1 || x.call.beams, b.most(first))
+}
+
+// choices is how many answers are asked for to each sequence.
+func (x *exchange) choices() int { return int(max(x.call.limits[limitChoices], 1)) }
+
+// claim enters what the request, which has just been sent to the replica, will
+// leave in its engine's cache.
+//
+// It comes after sending, so that the engine works meanwhile. Requests that are
+// chosen for between this one's look-up and its claim do not see it: a burst of
+// one prompt may so be spread over as many replicas as there are processors,
+// or, where connections have to be opened first, as requests within that time.
+// Where it goes from the second on is what is claimed by then.
+func (x *exchange) claim() {
+	b := x.blocks
+	if b == nil || len(x.claims) > 0 {
+		return
+	}
+	first := b.of(x.replica)
+	if first < 0 {
+		return
+	}
+	n := min(b.sequences()*x.choices(), mostClaims)
 	if x.claims = x.oneClaim[:]; n > 1 {
 		x.claims = make([]index.Claim, n)
 	}
-	now, look := time.Now(), &b.looks[first]
+	now := time.Now()
 	for i := range x.claims {
-		p := &b.prompts[first+i/choices*b.stride()]
-		x.cache.index.Look(look, p)
-		h := look.Held(x.replica.Slot)
-		if i == 0 {
-			x.predict(p, h, n > 1 || x.call.beams, b.most(first))
-		}
-		x.cache.index.Claim(&x.claims[i], x.replica.Slot, p, h, now)
+		x.cache.index.Claim(&x.claims[i], x.replica.Slot, &b.prompts[first+i/x.choices()*b.stride()], index.Held{}, now)
 	}
 }
 

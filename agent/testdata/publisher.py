@@ -92,7 +92,8 @@ def obey(command, n):
     elif command == "garbage":
         pub.send(b"kv")
         pub.send_multipart((b"kv", b"123", b"x"))
-        pub.send_multipart((b"kv", seq.to_bytes(8, "big"), b"\xc1garbage"))
+        kept.append((seq, b"\xc1garbage"))
+        send(*kept[-1])
         pub.send_multipart([b"kv"] * 50)
         seq += 1
     elif command == "mute":
