@@ -260,7 +260,7 @@ func readPage(ctx context.Context, get func(ctx context.Context, page string) (*
 	return body, resp.StatusCode, nil
 }
 
-const notPublished errNoPublisher = "the engine publishes no KV events"
+const notPublished errNoPublisher = "the engine publishes no KV events; vLLM and SGLang do when they are started with --kv-events-config"
 
 // vllmSource is what vLLM tells of one rank's publisher. Its ports are that
 // rank's already.

@@ -164,14 +164,19 @@ func (s *subscriber) set(state index.State, why string) {
 	s.announce(&is, time.Now())
 }
 
-// A gap is mostly closed within a moment, and is in the metrics: one that is not
-// is written to the log. Further reasons for one state come tellAgain apart.
+// Repairs mostly take a moment, and are in the metrics: one that does not is
+// written to the log, sooner when something has failed. Further reasons for one
+// state come tellAgain apart.
 const moment, tellAgain = 2 * time.Second, time.Minute
 
 // announce writes to the log how well the events are followed, when that has
 // changed.
 func (s *subscriber) announce(is *eventStanding, now time.Time) {
-	was, brief := &s.told, now.Sub(is.since) < moment
+	was, wait := &s.told, moment
+	if is.connected && is.trouble == "" {
+		wait = unwell
+	}
+	brief := is.state == index.Repairing && now.Sub(is.since) < wait
 	switch {
 	case is.state == was.state && is.why == was.why && (is.trouble == "") == (was.trouble == ""):
 		return
@@ -183,14 +188,14 @@ func (s *subscriber) announce(is *eventStanding, now time.Time) {
 	case is.nowhere && was.state != index.Exact:
 		// That is how most engines are.
 	case was.state == index.Exact:
-		if brief && is.state == index.Repairing {
+		if brief {
 			return
 		}
 		s.log.Warn("what the engine's cache holds is not known exactly any more", "state", indexStates[is.state], "why", is.why)
 	case brief || now.Sub(was.since) < tellAgain:
 		return
 	default:
-		s.log.Warn("the engine's KV events cannot be followed; trying on", "state", indexStates[is.state], "why", is.why)
+		s.log.Warn("the engine's KV events are not followed exactly; trying on", "state", indexStates[is.state], "why", is.why)
 	}
 	s.told = eventStanding{state: is.state, why: is.why, trouble: is.trouble, since: now}
 }

@@ -376,6 +376,15 @@ func TestIndexReport(t *testing.T) {
 	}
 	has("/debug/index", `"state": "exact"`, `"why": "kv_events is off in the configuration"`, `"endpoint": "tcp://`+p.events+`"`,
 		`"gpu": 5`, `"next_sequence": 5`, `"block_size": 4`, `"max_bytes": 1073741824`, `"connected": true`, `"events": null`)
+	has("/debug/index?state=exact", `"replica": "r0"`, `"approximate": 1`)
+	for _, path := range []string{"/debug/index?state=exact", "/debug/index?replica=r0"} {
+		if _, body := page(t, a, path); strings.Contains(body, `"replica": "r1"`) {
+			t.Errorf("%s shows another replica:\n%s", path, body)
+		}
+	}
+	if status, body := page(t, a, "/debug/index?state=good"); status != 400 || !strings.Contains(body, "exact, repairing") {
+		t.Errorf("an unknown state: %d %s", status, body)
+	}
 	has("/debug/fleet", `"state": "exact"`, `"state": "approximate"`, `"state_why": "kv_events is off in the configuration"`)
 	has("/metrics", `inferrail_index_entries{tier="gpu"} 5`, `inferrail_index_slots{state="exact"} 1`, `inferrail_index_state{replica="r0",state="exact"} 1`,
 		`inferrail_index_slots{state="approximate"} 1`, `inferrail_kv_events_total{kind="stored",replica="r0"} 5`,
