@@ -191,6 +191,42 @@ func cachedOf(p *index.Prompt, h index.Held) cached {
 	return cached{p.Cached(h), p.Cached(index.Held{index.Tiers - 1: gpu})}
 }
 
+// Held is how much of a prompt a replica has in its cache.
+type Held struct {
+	Replica *Replica
+	Tokens  int // that it need not compute
+	// Blocks are those that each tier has, without what a faster one has too.
+	Blocks [index.Tiers]int
+}
+
+// HeldOf tells what the model's replicas hold of a prompt, as a request that has
+// it would find it.
+func HeldOf(x *index.Index, m *Model, p *prompt.Prompt) []Held {
+	var b blocks
+	if !b.fill(index.Root(m.CacheName, m.Adapter, p.Salt), p, m.Blocks) {
+		return nil
+	}
+	list := make([]Held, len(m.Replicas))
+	n := b.stride()
+	for i := range b.prompts {
+		x.Look(&b.looks[i%n], &b.prompts[i])
+		for k, r := range m.Replicas {
+			list[k].Replica = r
+			if b.of(r) != i%n {
+				continue
+			}
+			h := b.looks[i%n].Held(r.Slot)
+			list[k].Tokens += cachedOf(&b.prompts[i], h).any
+			faster := 0
+			for tier, depth := range h {
+				list[k].Blocks[tier] += int(depth) - faster
+				faster = int(depth)
+			}
+		}
+	}
+	return list
+}
+
 // most is how many tokens of the prompt could be in a cache whose blocks have
 // the size i.
 func (b *blocks) most(i int) (tokens int) {
