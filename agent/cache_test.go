@@ -170,3 +170,29 @@ func TestMismatch(t *testing.T) {
 		t.Errorf("the slot is %s", got)
 	}
 }
+
+// What is configured of a cache and is not what the engine tells is used, and
+// told once.
+func TestDoubtfulCaches(t *testing.T) {
+	engine := startEngine(t, 0, "m")
+	c := DefaultConfig()
+	c.Models = []ModelConfig{{Name: "m", BlockSize: 4}}
+	c.Replicas = []ReplicaConfig{{ID: "r", URL: engine.URL(), KVBlocks: 100}}
+	if err := c.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	log := &lines{}
+	s := newStageOf(t, &c, func(f *fleet) { f.log = log.logger() })
+	for _, want := range []string{
+		`"models[].block_size is not what the engine tells; what is configured is used, and predicts wrongly if the engine is right" replica=r configured=4 told=16`,
+		`"kv_blocks is not what the engine tells; what is configured is used, and predicts wrongly if the engine is right" replica=r configured=100 told=16384`,
+	} {
+		eventually(t, func() bool { return strings.Contains(log.String(), want) }, func() string { return "the log lacks " + want + ":\n" + log.String() })
+		s.fleet.mu.Lock()
+		s.fleet.publishLocked()
+		s.fleet.mu.Unlock()
+		if n := strings.Count(log.String(), want); n != 1 {
+			t.Errorf("it is told %d times:\n%s", n, log)
+		}
+	}
+}

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"net/http"
 	"slices"
 	"strconv"
 	"sync"
@@ -391,9 +392,10 @@ func (x *exchange) generated(u usage, known, whole bool) int {
 	return max(n, 0)
 }
 
-// tellCached tells the client what was predicted for the engine that answers.
+// tellCached tells the client what was predicted for the engine that answers. One
+// that refuses has looked for nothing.
 func (x *exchange) tellCached() {
-	if x.predicted >= 0 {
+	if x.predicted >= 0 && x.status < http.StatusMultipleChoices {
 		x.extra = append(x.extra, "x-inferrail-cached-tokens: "...)
 		x.extra = append(strconv.AppendInt(x.extra, int64(x.predicted), 10), crlf...)
 	}

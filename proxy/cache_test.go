@@ -181,7 +181,7 @@ func TestCachedSecondTurn(t *testing.T) {
 	c.expect(completion(words(23)), "200 e0 20", usage(23, `,"prompt_tokens_details":null`))
 	// The engine has another prompt; a request that fails; and one that tells nothing.
 	c.expect(completion(words(23)), "200 e0 20", usage(22, details(3)))
-	c.expect(completion(words(23)), "400 e0 20", "Do: 400\r\n")
+	c.expect(completion(words(23)), "400 e0 -", "Do: 400\r\n")
 	c.expect(completion(words(23)), "200 e0 20")
 	want := []string{"m e0 0 0 true", "m e0 16 16 true", "m e0 20 12 true", "m e0 20 0 false"}
 	if got := c.told.take(); !slices.Equal(got, want) {
@@ -215,9 +215,9 @@ func TestCachedUndo(t *testing.T) {
 		})
 	}
 	f("answered", "", "200 e0 0", 5, 0)
-	f("refused", "Do: 400\r\n", "400 e0 0", 0, 0)
-	f("error", "Do: 500\r\n", "500 e0 0", 0, 0)
-	f("busy everywhere", "Do: 503\r\n", "503 e0 0", 0, 0)
+	f("refused", "Do: 400\r\n", "400 e0 -", 0, 0)
+	f("error", "Do: 500\r\n", "500 e0 -", 0, 0)
+	f("busy everywhere", "Do: 503\r\n", "503 e0 -", 0, 0)
 	f("dies everywhere", "Do: die\r\n", "502 e0 -", 0, 0)
 
 	t.Run("elsewhere", func(t *testing.T) {
