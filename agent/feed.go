@@ -151,6 +151,9 @@ func (f *feed) replayOnce(r *replay) (err error) {
 	}
 	patience := replyTime
 	for {
+		if time.Now().After(r.last) {
+			return errors.New("its replies have no end")
+		}
 		if err := f.dealer.until(time.Now().Add(min(patience, time.Until(r.last)))); err != nil {
 			return err
 		}
