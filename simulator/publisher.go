@@ -95,10 +95,11 @@ type publisher struct {
 
 	events, snapshots *socket
 
-	// queueMu guards queue, the batches that are to be published, and whether
-	// there will be more.
+	// queueMu guards queue, the batches that are to be published, taken and
+	// whether there will be more.
 	queueMu sync.Mutex
 	queue   []toldBatch
+	taken   uint64 // batches of the cache so far
 	over    bool
 	// more holds a token when queue has grown, or is over.
 	more chan struct{}
@@ -186,8 +187,25 @@ func (p *publisher) wake() {
 func (p *publisher) publish(changes []change, at time.Time) {
 	p.queueMu.Lock()
 	p.queue = append(p.queue, toldBatch{changes, at})
+	p.taken++
 	p.queueMu.Unlock()
 	p.wake()
+}
+
+// Published returns how many batches of events a rank has made until now, those
+// that faults keep back included; 0 without events. Heartbeats are not counted.
+func (s *Server) Published(rank int) uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r := s.process.ranks[rank]
+	if r.publisher == nil {
+		return 0
+	}
+	r.engine.Advance(s.now())
+	s.process.settle(r, s.now())
+	r.publisher.queueMu.Lock()
+	defer r.publisher.queueMu.Unlock()
+	return r.publisher.taken
 }
 
 // heartbeat is how often a publisher with snapshots says that nothing happens.

@@ -271,12 +271,10 @@ func TestEvents(t *testing.T) {
 			p := s.current().ranks[rank].publisher
 			told := uint64(0)
 			eventually(t, 20*time.Second, "all is published", func() bool {
-				p.queueMu.Lock()
-				defer p.queueMu.Unlock()
 				p.mu.Lock()
 				defer p.mu.Unlock()
 				told = p.next
-				return len(p.queue) == 0
+				return told >= s.Published(rank)
 			})
 			messages, got := replay(t, s, rank, 0)
 			if got != frames {

@@ -33,7 +33,9 @@ type cacheFleet struct {
 
 // One request at a time is at each engine: when two are, which of them the
 // engine starts first is decided by the scheduling of this machine, and with it
-// what they find in the cache.
+// what they find in the cache. For the same reason the next one is sent when
+// the agent has heard of what the last one has evicted, which takes it
+// milliseconds where processors are free.
 const cacheFleetConfig = `
 listen: 127.0.0.1:0
 admin_listen: 127.0.0.1:0
@@ -92,10 +94,15 @@ type cacheSlot struct {
 
 func (f *cacheFleet) slots() map[string]cacheSlot {
 	f.Helper()
-	page, err := f.admin.page("/debug/index")
+	resp, err := f.client.Get(string(f.admin) + "/debug/index")
+	if err != nil {
+		f.Fatal(err)
+	}
+	defer resp.Body.Close()
+	page, err := io.ReadAll(resp.Body)
 	var report struct{ Slots []cacheSlot }
 	if err == nil {
-		err = json.Unmarshal([]byte(page), &report)
+		err = json.Unmarshal(page, &report)
 	}
 	if err != nil {
 		f.Fatalf("/debug/index: %v: %s", err, page)
@@ -251,6 +258,7 @@ func TestPredictedIsCached(t *testing.T) {
 				heard(a.text)
 				asked[a.replica]++
 				cached, prompt = cached+a.actual, prompt+a.prompt
+				c.hear(a.replica)
 				if a.predicted != a.actual {
 					if wrong++; wrong <= 10 {
 						t.Errorf("turn %d at %s: %d of %d tokens predicted, %d cached: %+v", turn, a.replica, a.predicted, a.prompt, a.actual, c.slots()[a.replica])
@@ -269,16 +277,56 @@ func TestPredictedIsCached(t *testing.T) {
 	f("approximate", simulator.Config{Engine: "vllm"}, "approximate")
 }
 
-// restart lets an engine begin anew, and waits until the agent knows.
+// hear waits until the agent has heard all that an engine has told, if it does.
+// What is lost at the end is never heard.
+func (f *cacheFleet) hear(id string) {
+	f.Helper()
+	told := f.engines[id].Published(0)
+	for end := time.Now().Add(time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		if e := f.slots()[id].Events; e == nil || e.Next >= told {
+			return
+		}
+	}
+}
+
+// restart lets an engine begin anew, and waits until the agent knows: from the
+// engine's pages, and from its events if it has any.
 func (f *cacheFleet) restart(id string) {
 	f.Helper()
-	before := f.slots()[id]
+	before, told := f.slots()[id], f.restarts(id)
 	if err := f.engines[id].Restart(); err != nil {
 		f.Fatal(err)
+	}
+	for end := time.Now().Add(30 * time.Second); f.restarts(id) == told; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			f.Fatalf("the restart of %s is not noticed\n%s", id, &f.agent.stderr)
+		}
 	}
 	f.await("after a restart", func(s cacheSlot) bool {
 		return s.State == f.known && (s.Replica != id || s.Resets > before.Resets)
 	})
+}
+
+// restarts is how many of an engine the agent has noticed by its pages.
+func (f *cacheFleet) restarts(id string) int {
+	f.Helper()
+	page, err := f.admin.page("/debug/fleet")
+	var fleet struct {
+		Replicas []struct {
+			ID    string
+			Cache struct{ Restarts *int } `json:"kv_cache"`
+		}
+	}
+	if err == nil {
+		err = json.Unmarshal([]byte(page), &fleet)
+	}
+	for _, r := range fleet.Replicas {
+		if r.ID == id && r.Cache.Restarts != nil {
+			return *r.Cache.Restarts
+		}
+	}
+	f.Fatalf("/debug/fleet tells nothing of %s: %v: %s", id, err, page)
+	return 0
 }
 
 // lose lets the next batch of an engine's events be lost.
