@@ -18,6 +18,7 @@ import (
 type feed struct {
 	ctx    context.Context
 	from   publisher
+	opened time.Time
 	sub    *zmtpConn
 	dealer *zmtpConn // for replays; nil until there was one, and after one that failed
 }
@@ -48,7 +49,7 @@ func openFeed(ctx context.Context, from publisher) (*feed, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", from.events, err)
 	}
-	f := &feed{ctx: ctx, from: from, sub: sub}
+	f := &feed{ctx: ctx, from: from, opened: time.Now(), sub: sub}
 	if err := sub.subscribe(from.topic); err != nil {
 		f.close()
 		return nil, fmt.Errorf("%s: cannot subscribe: %w", from.events, err)

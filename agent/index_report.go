@@ -73,10 +73,12 @@ type eventsReport struct {
 	Replays   uint64  `json:"replays"`
 	// Unanswered are requests, for replays and snapshots, without an answer.
 	Unanswered uint64 `json:"unanswered"`
-	Snapshots  uint64 `json:"snapshots"`
-	Resets     uint64 `json:"resets"`
-	Lost       uint64 `json:"lost_batches"`
-	Malformed  uint64 `json:"malformed"`
+	// Trouble is why the last of them has failed.
+	Trouble   string `json:"trouble,omitempty"`
+	Snapshots uint64 `json:"snapshots"`
+	Resets    uint64 `json:"resets"`
+	Lost      uint64 `json:"lost_batches"`
+	Malformed uint64 `json:"malformed"`
 }
 
 // indexStates are the states of slots as pages and metrics name them.
@@ -140,7 +142,7 @@ func (s *subscriber) report() (since time.Time, _ *eventsReport) {
 		Endpoint: is.from.events.String(), Replay: is.from.replay.String(), Snapshot: is.from.snapshot.String(), Topic: is.from.topic,
 		Connected: is.connected, Next: st.Next, LagMS: math.Round(st.Lag.Seconds()*1e5) / 100,
 		Batches: st.Batches, Stored: c.stored.Load(), Removed: c.removed.Load(), Cleared: c.cleared.Load(), Unknown: st.Passed,
-		Gaps: st.Gaps, Replays: st.Replays, Unanswered: st.Unanswered, Snapshots: st.Snapshots, Resets: st.Resets,
+		Gaps: st.Gaps, Replays: st.Replays, Unanswered: st.Unanswered, Trouble: is.trouble, Snapshots: st.Snapshots, Resets: st.Resets,
 		Lost: st.Lost, Malformed: c.malformed.Load(),
 	}
 }

@@ -295,7 +295,9 @@ func (f *fleet) ranksToldLocked(s *server, n int) {
 	if n = min(n, mostRanks); n == s.ranks {
 		return
 	}
-	s.ranks = n
+	if s.ranks = n; n > 1 {
+		f.log.Info("the engine has several data-parallel ranks; each is a replica of its own", "replica", s.id, "url", s.url, "ranks", n)
+	}
 	for _, w := range f.wanted {
 		if w.ID == s.id && w.URL == s.url && w.DataParallel > 0 && w.DataParallel != n {
 			f.log.Warn("data_parallel is not what the engine tells; requests for ranks that it does not have fail there",
