@@ -358,5 +358,13 @@ func (f *fleet) nameCachesLocked(cfg *Config) {
 			names[name] = chosen
 		}
 	}
+	if f.warm != nil {
+		// Those from before the agent was started wait for who is served by them.
+		for name, was := range f.cacheNames {
+			if names[name] == "" && !taken[was] {
+				names[name] = was
+			}
+		}
+	}
 	f.cacheNames = names
 }

@@ -85,6 +85,24 @@ func TestCacheNames(t *testing.T) {
 	expect("x>x y>y", "a=x")
 }
 
+// The names of before a restart of the agent are there until somebody is served
+// by them.
+func TestCacheNamesOfBefore(t *testing.T) {
+	cfg := DefaultConfig()
+	f := &fleet{warm: &warmth{}, cacheNames: map[string]string{"x": "y", "w": "v", "u": "s"}}
+	f.nameCachesLocked(&cfg) // as at the start, when nobody has been found
+	f.members = []*member{{models: []card{{ID: "x", Root: "r"}, {ID: "a", Root: "r"}, {ID: "v"}}}}
+	f.nameCachesLocked(&cfg)
+	if got, want := fmt.Sprint(f.cacheNames), "map[a:y u:s v:v x:y]"; got != want {
+		t.Errorf("they are %s, want %s", got, want)
+	}
+	f.warm = nil
+	f.nameCachesLocked(&cfg)
+	if got, want := fmt.Sprint(f.cacheNames), "map[a:y v:v x:y]"; got != want {
+		t.Errorf("later they are %s, want %s", got, want)
+	}
+}
+
 // Of several names of which none had one before, it is the one that the
 // configuration names first.
 func TestConfiguredCacheName(t *testing.T) {

@@ -31,14 +31,16 @@ type subscriber struct {
 
 	// What follows belongs to the goroutine.
 
-	follower *kvevent.Follower // nil while nothing is followed
-	options  kvevent.Options   // of follower
-	learned  bool              // the fleet was told how many tokens a block has
-	round    int               // that follower was made in
-	past     kvevent.Stats     // of followers before
-	heard    bool              // the connection has brought a message
-	late     int               // replays in a row that brought messages which it should have
-	told     eventStanding     // as the log has it; since is when that was written
+	follower  *kvevent.Follower // nil while nothing is followed
+	options   kvevent.Options   // of follower
+	learned   bool              // the fleet was told how many tokens a block has
+	round     int               // that follower was made in
+	past      kvevent.Stats     // of followers before
+	heard     bool              // the connection has brought a message
+	restarts  int               // of the publisher, one soon after the other
+	restarted time.Time         // when the last was seen
+	late      int               // replays in a row that brought messages which it should have
+	told      eventStanding     // as the log has it; since is when that was written
 
 	mu     sync.Mutex // guards what follows, and is held while the index is told
 	closed bool       // the slot is the member's no more
@@ -85,6 +87,16 @@ func (s *subscriber) poke() {
 	select {
 	case s.poked <- struct{}{}:
 	default:
+	}
+}
+
+// wasPoked tells whether it was since this was asked last.
+func (s *subscriber) wasPoked() bool {
+	select {
+	case <-s.poked:
+		return true
+	default:
+		return false
 	}
 }
 
@@ -166,8 +178,8 @@ func (s *subscriber) set(state index.State, why string) {
 
 // Repairs mostly take a moment, and are in the metrics: one that does not is
 // written to the log, sooner when something has failed. Further reasons for one
-// state come tellAgain apart.
-const moment, tellAgain = 2 * time.Second, time.Minute
+// state come tellAgain apart, and nothing comes before tellOften.
+const moment, tellOften, tellAgain = 2 * time.Second, time.Second, time.Minute
 
 // announce writes to the log how well the events are followed, when that has
 // changed.
@@ -180,6 +192,8 @@ func (s *subscriber) announce(is *eventStanding, now time.Time) {
 	switch {
 	case is.state == was.state && is.why == was.why && (is.trouble == "") == (was.trouble == ""):
 		return
+	case now.Sub(was.since) < tellOften:
+		return // who flaps does not fill the log
 	case is.state == index.Exact && is.trouble != "":
 		s.log.Warn("KV events that go missing cannot be fetched; none is missing now", "why", is.trouble)
 	case is.state == index.Exact && was.state == index.Exact:
@@ -291,13 +305,23 @@ func (f *fleet) followEvents(ctx context.Context, m *member) {
 		}
 		if err == nil {
 			// Something else is to be followed. Whoever has brought that about
-			// cannot do so all the time.
-			s.wait(ctx, firstRetry)
+			// cannot do so all the time, be it the engine itself.
+			sleep(ctx, firstRetry)
 			continue
 		}
 		s.fail(p, err)
 		s.wait(ctx, pause/2+rand.N(pause))
 		pause = min(2*pause, lastRetry)
+	}
+}
+
+// sleep waits for a while, whoever pokes.
+func sleep(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
 	}
 }
 
@@ -397,6 +421,10 @@ const eventsIdle = 10 * time.Second
 // lookAround is how often it is looked whether something else is to be followed.
 const lookAround = time.Second
 
+// maxPendingBytes bounds what is kept of one publisher behind a gap. What does
+// not fit is fetched again, and there are hundreds of publishers.
+const maxPendingBytes = 4 << 20
+
 // manyBad is how many messages in a row that are none end a connection.
 const manyBad = 100
 
@@ -408,7 +436,7 @@ var errOther = errors.New("something else is wanted")
 // the publisher has answered.
 func (f *fleet) followOnce(ctx context.Context, m *member, t eventsTarget, p publisher) (worked bool, err error) {
 	s := m.subscriber
-	s.begin(&kvevent.Options{Replay: !p.replay.isZero(), Snapshot: !p.snapshot.isZero(), Idle: f.eventsIdle})
+	s.begin(&kvevent.Options{Replay: !p.replay.isZero(), Snapshot: !p.snapshot.isZero(), Idle: f.eventsIdle, MaxPendingBytes: maxPendingBytes})
 	ctx, cut := context.WithCancel(ctx)
 	defer cut()
 	s.mu.Lock()
@@ -439,13 +467,16 @@ func (f *fleet) followOnce(ctx context.Context, m *member, t eventsTarget, p pub
 	s.follower.Connected(time.Now())
 	defer func() { s.follower.Disconnected(time.Now()) }()
 	learn := func(tokens int) { f.learnBlock(m, tokens) }
-	bad := 0
+	bad, looked := 0, time.Now()
 	for {
 		if err := s.act(in, learn); err != nil {
-			return true, err
+			return !errors.Is(err, errRestless), err
 		}
-		if f.eventsTarget(m).eventsWanted != t.eventsWanted {
-			return true, nil
+		// Not for each message: the fleet's mutex is everybody's.
+		if now := time.Now(); now.Sub(looked) >= lookAround || s.wasPoked() {
+			if looked = now; f.eventsTarget(m).eventsWanted != t.eventsWanted {
+				return true, nil
+			}
 		}
 		message, err := in.next(s.patience())
 		now := time.Now()
@@ -478,8 +509,16 @@ func (s *subscriber) patience() time.Duration {
 
 // act does what the follower wants, until that is nothing.
 func (s *subscriber) act(in *feed, learn func(tokens int)) error {
+	began := time.Now()
 	a := s.carryOut(learn)
 	for {
+		switch {
+		case s.restarts > mostRestarts:
+			s.restarts = 0
+			return errRestless
+		case time.Since(began) > replayTime:
+			return errors.New("what it sends anew has no end")
+		}
 		switch a.Do {
 		case kvevent.AskReplay:
 			var other *kvevent.Action
@@ -541,6 +580,13 @@ func (s *subscriber) troubled(why string) {
 	s.is.trouble = why
 }
 
+// An engine takes longer than restartsApart to restart. What looks like more than
+// mostRestarts in less is something else, which is left alone for a while: it must
+// not keep the agent busy, nor fill its log.
+const restartsApart, mostRestarts = time.Second, 3
+
+var errRestless = errors.New("it seems to restart again and again")
+
 // manyLate replays in a row that bring messages, where the subscription brings
 // none, are no accident.
 const manyLate = 2
@@ -562,6 +608,10 @@ func (s *subscriber) carryOut(learn func(tokens int)) kvevent.Action {
 			}
 			s.tell(func() { s.index.Apply(s.slot, a.Batch.Events, now) })
 		case kvevent.Forget:
+			if now.Sub(s.restarted) > restartsApart {
+				s.restarts = 0
+			}
+			s.restarts, s.restarted = s.restarts+1, now
 			s.log.Info("the engine publishes its KV events anew: it has restarted, and what it had in its cache is forgotten")
 			s.learned = false
 			s.tell(func() {

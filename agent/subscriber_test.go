@@ -150,6 +150,11 @@ func (p *goPublisher) do(command string) uint64 {
 		p.kept = append(p.kept, m)
 		p.next++
 		p.send(m)
+	case "storm":
+		for range n {
+			p.next, p.chain, p.kept = 0, p.chain+1, nil
+			p.send(p.make(p.block()))
+		}
 	case "mute", "speak":
 		p.mute = word == "mute"
 	case "stop":
@@ -271,6 +276,28 @@ func TestEventsAfterClearing(t *testing.T) {
 	w.do("clear", "exact", "", 0)
 	p.chain = 0
 	w.do("send 2", "exact", "", 2)
+}
+
+// Whoever seems to restart with each message is left alone for a while, and is
+// followed again when it has come to rest.
+func TestEventsOfOneThatRestartsAlways(t *testing.T) {
+	p := newGoPublisher(t, kvevent.VLLM)
+	p.do("send 5")
+	w := watch(t, p, nil)
+	w.expect("start", "exact", "", 5)
+	restless := func() bool { return strings.Contains(w.slot().Why, "restart again and again") }
+	sent := 0
+	for end := time.Now().Add(patience); !restless(); sent += 100 {
+		if p.do("storm 100"); time.Now().After(end) {
+			t.Fatalf("it is %+v", w.slot())
+		}
+	}
+	if n := w.slot().Resets; n > max(sent/4, mostRestarts+1) {
+		t.Errorf("it was forgotten %d times by %d messages", n, sent)
+	}
+	p.do("restart")
+	p.do("send 2")
+	w.expect("restart", "exact", "", 2)
 }
 
 // Without an endpoint for replays, what was before the agent is unknown.

@@ -281,8 +281,13 @@ func (x *exchange) lookAgain() {
 	}
 }
 
-// mostClaims bounds the sequences of one request that are entered in the index.
-const mostClaims = 4096
+// mostClaims bounds the sequences of one request that are entered in the index,
+// and mostClaimed the blocks of all of them where there are several choices of
+// each: n is a number that a client may write, and no engine has had its say yet.
+const (
+	mostClaims  = 4096
+	mostClaimed = 1 << 17
+)
 
 // claim enters what the request, which is about to be sent to the replica, will
 // leave in its engine's cache.
@@ -304,7 +309,8 @@ func (x *exchange) claim() {
 	if first < 0 {
 		return
 	}
-	choices := int(max(x.call.limits[limitChoices], 1))
+	wanted := max(x.call.limits[limitChoices], 1)
+	choices := int(min(wanted, max(mostClaimed/max(int64(len(b.hashes)), 1), 1)))
 	n := min(b.sequences()*choices, mostClaims)
 	if x.claims = x.oneClaim[:]; n > 1 {
 		x.claims = make([]index.Claim, n)
@@ -315,7 +321,7 @@ func (x *exchange) claim() {
 		x.cache.index.Look(look, p)
 		h := look.Held(x.replica.Slot)
 		if i == 0 {
-			x.predict(p, h, n > 1 || x.call.beams, b.most(first))
+			x.predict(p, h, n > 1 || wanted > 1 || x.call.beams, b.most(first))
 		}
 		x.cache.index.Claim(&x.claims[i], x.replica.Slot, p, h, now)
 	}

@@ -436,6 +436,30 @@ func TestCachedSequences(t *testing.T) {
 	c.expect(completion(words(20), `"use_beam_search":true`), "200 e0 -")
 }
 
+// How many choices are entered is the client's word: as many as are cheap.
+func TestCachedManyChoices(t *testing.T) {
+	var c *cacher
+	claims := make(chan int, 1)
+	e := newRawEngine(t, func(side *engineSide) {
+		for side.request() != nil {
+			claims <- c.index.Stats(nil)[0].Claims
+			io.WriteString(side, fixed("{}"))
+		}
+	})
+	c = newCacher(t, nil, e.url())
+	f := func(tokens, n, want int) {
+		t.Helper()
+		c.expect(completion(words(tokens), fmt.Sprintf(`"n":%d`, n)), "200 e0 -")
+		if got := <-claims; got != want {
+			t.Errorf("%d choices of %d tokens: %d claims, want %d", n, tokens, got, want)
+		}
+	}
+	f(40, 3, 3)
+	f(40, 1<<40, mostClaims)
+	f(40_000, 100, mostClaimed/10_000)
+	f(40_000, 1<<40, mostClaimed/10_000)
+}
+
 // Of prompts whose tokens' probabilities are asked for, engines read nothing
 // from their caches.
 func TestCachedScored(t *testing.T) {
