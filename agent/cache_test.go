@@ -3,12 +3,14 @@ package agent
 import (
 	"encoding/json"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/inferrail/inferrail/index"
+	"github.com/inferrail/inferrail/index/kvevent"
 )
 
 // cacheNames renders the names that models have in the index: name>cache name,
@@ -212,5 +214,64 @@ func TestDoubtfulCaches(t *testing.T) {
 		if n := strings.Count(log.String(), want); n != 1 {
 			t.Errorf("it is told %d times:\n%s", n, log)
 		}
+	}
+}
+
+// Replicas that come and go leave nothing behind: no goroutine, no connection, no
+// slot and nothing that is said of it.
+func TestCachesOfThoseThatComeAndGo(t *testing.T) {
+	const replicas, rounds = 20, 2
+	p := newGoPublisher(t, kvevent.VLLM)
+	p.do("send 50")
+	e := startPaged(t)
+	e.set("/metrics", vllmPage(1000, 4, 500, "True", 100))
+	s := newStageOf(t, quick())
+	f := s.fleet
+	ours := func() (n int, text string) {
+		stacks := make([]byte, 4<<20)
+		for g := range strings.SplitSeq(string(stacks[:runtime.Stack(stacks, true)]), "\n\n") {
+			if strings.Contains(g, "agent.(*fleet)") || strings.Contains(g, "agent.(*zmtpConn)") {
+				n, text = n+1, text+g+"\n\n"
+			}
+		}
+		return n, text
+	}
+	before, _ := ours()
+	for round := range rounds {
+		var list []finding
+		for i := range replicas {
+			list = append(list, finding{ReplicaConfig: ReplicaConfig{ID: fmt.Sprint(round, "-", i), URL: e.URL,
+				KVEvents: KVEventsConfig{Endpoint: "tcp://" + p.events, ReplayEndpoint: "tcp://" + p.replay}}, source: "test"})
+		}
+		if err := f.apply(list); err != nil {
+			t.Fatal(err)
+		}
+		exact := func() (n int) {
+			for _, st := range f.index.Stats(nil) {
+				if st.State == index.Exact && st.Blocks[index.GPU] == 50 {
+					n++
+				}
+			}
+			return n
+		}
+		eventually(t, func() bool { return exact() == replicas }, func() string { return fmt.Sprintf("%d of %d are exact", exact(), replicas) })
+		if err := f.apply(nil); err != nil {
+			t.Fatal(err)
+		}
+		left := func() string {
+			f.mu.Lock()
+			leaving, servers := len(f.leaving), len(f.servers)
+			f.mu.Unlock()
+			f.states.mu.Lock()
+			said := len(f.states.slots)
+			f.states.mu.Unlock()
+			n, stacks := ours()
+			if leaving+servers+said+f.index.Totals().Slots == 0 && n <= before {
+				return ""
+			}
+			return fmt.Sprintf("round %d: %d replicas, %d servers, %d of the index, %d of whom something is said, %d goroutines (%d before)\n%s",
+				round, leaving, servers, f.index.Totals().Slots, said, n, before, stacks)
+		}
+		eventually(t, func() bool { return left() == "" }, left)
 	}
 }

@@ -43,12 +43,13 @@ type counts struct {
 }
 
 func (c *counts) add(f family, value float64) {
-	if math.IsNaN(value) || math.IsInf(value, 0) {
-		return
+	if sum := c.value[f-firstCounter] + value; finite(sum) {
+		c.known[f-firstCounter], c.value[f-firstCounter] = true, sum
 	}
-	c.known[f-firstCounter] = true
-	c.value[f-firstCounter] += value
 }
+
+// finite: it is a number that can be compared and saved.
+func finite(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }
 
 // below tells whether one of the counts is lower than it was before.
 func (c *counts) below(before *counts) bool {
@@ -95,7 +96,9 @@ func readMetrics(points []point) reading {
 		s := &points[i]
 		switch f := s.family; {
 		case f == processStart:
-			r.started = s.value
+			if finite(s.value) {
+				r.started = s.value
+			}
 		case f == vllmCache:
 			r.engine = "vllm"
 			label, _ := s.label("engine")
@@ -320,7 +323,7 @@ type number float64
 // UnmarshalJSON implements json.Unmarshaler.
 func (n *number) UnmarshalJSON(text []byte) error {
 	v, err := strconv.ParseFloat(string(text), 64)
-	if *n = number(v); err != nil || v < 0 || math.IsInf(v, 0) || math.IsNaN(v) {
+	if *n = number(v); err != nil || v < 0 || !finite(v) {
 		*n = 0
 	}
 	return nil

@@ -190,7 +190,9 @@ func (f *fleet) readPages(ctx context.Context, m *member, key, engine string) (r
 	r = readMetrics(b.points)
 	if r.engine == "llamacpp" && r.started == 0 {
 		// A number that stands for the process, if not for a time.
-		r.started, _ = strconv.ParseFloat(header.Get("Process-Start-Time-Unix"), 64)
+		if v, err := strconv.ParseFloat(header.Get("Process-Start-Time-Unix"), 64); err == nil && finite(v) {
+			r.started = v
+		}
 	}
 	if r.engine == "" {
 		return r, errUnpaged // somebody else's, or none was asked for yet
@@ -252,15 +254,16 @@ func (f *fleet) toldLocked(s *server, r *reading) {
 				"replica", s.id, "url", s.url)
 		}
 	}
+	changed := false
 	for _, m := range f.membersOfLocked(s) {
 		if all || m.rank < 0 && len(restarted) > 0 || slices.Contains(restarted, m.rank) {
+			changed = changed || m.cache.published > 0
 			f.restartedLocked(m, why)
 		}
 	}
 	if n := len(r.ranks); n > 0 {
 		f.ranksToldLocked(s, n)
 	}
-	changed := false
 	for _, m := range f.membersOfLocked(s) {
 		i := max(m.rank, 0)
 		if i >= len(r.ranks) {
@@ -346,9 +349,12 @@ func (f *fleet) membersOfLocked(s *server) (list []*member) {
 	return list
 }
 
-// restartedLocked forgets what a member's engine had in its cache.
+// restartedLocked forgets what a member's engine had in its cache, and how large
+// its blocks were: it may have been started with others. The caller publishes the
+// fleet.
 func (f *fleet) restartedLocked(m *member, why string) {
 	m.restarts++
+	m.cache.published = 0
 	f.log.Info("the engine has restarted; what it had in its cache is forgotten", "replica", m.id, "url", m.url, "why", why)
 	m.subscriber.anew(func() *kvevent.Cursor {
 		f.index.Forget(m.replica.Slot)

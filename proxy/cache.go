@@ -90,14 +90,21 @@ func (b *blocks) fill(root index.Hash, p *prompt.Prompt, sizes []int) bool {
 	return len(b.prompts) > 0
 }
 
-func (b *blocks) fillTokens(root index.Hash, p *prompt.Prompt, sizes []int) {
-	b.sizes, b.tokens = sizes, len(p.IDs)
-	n := 0
+// hashesOf is how many hashes there are of a prompt, at most.
+func hashesOf(p *prompt.Prompt, sizes []int) (n int) {
+	if p.Reason != prompt.Exact {
+		return len(p.Text) / index.TextBlock
+	}
 	for _, size := range sizes {
 		n += len(p.IDs) / max(size, 1)
 	}
+	return n
+}
+
+func (b *blocks) fillTokens(root index.Hash, p *prompt.Prompt, sizes []int) {
+	b.sizes, b.tokens = sizes, len(p.IDs)
 	// Chains lie in one piece of memory, which must not move.
-	b.hashes = slices.Grow(b.hashes, n)
+	b.hashes = slices.Grow(b.hashes, hashesOf(p, sizes))
 	start := 0
 	for _, end := range p.Ends {
 		for _, size := range sizes {
@@ -111,7 +118,7 @@ func (b *blocks) fillTokens(root index.Hash, p *prompt.Prompt, sizes []int) {
 
 func (b *blocks) fillText(root index.Hash, p *prompt.Prompt) {
 	b.sizes, b.tokens = nil, len(p.Text)/bytesPerToken
-	b.hashes = slices.Grow(b.hashes, len(p.Text)/index.TextBlock)
+	b.hashes = slices.Grow(b.hashes, hashesOf(p, nil))
 	start := 0
 	for _, end := range p.TextEnds {
 		from := len(b.hashes)
@@ -123,8 +130,11 @@ func (b *blocks) fillText(root index.Hash, p *prompt.Prompt) {
 	}
 }
 
+// hashBytes is the memory of a hash.
+const hashBytes = 16
+
 // memory is how much the hashes take.
-func (b *blocks) memory() int64 { return 16 * int64(cap(b.hashes)) }
+func (b *blocks) memory() int64 { return hashBytes * int64(cap(b.hashes)) }
 
 // stride is how many prompts there are for each sequence, sequences how many
 // sequences.
@@ -257,6 +267,11 @@ func (b *blocks) give() {
 // is taken in any case.
 func (x *exchange) lookUp() {
 	if x.cache = x.c.s.cache.Load(); x.cache == nil || x.prompt == nil || x.model.CacheName == "" {
+		return
+	}
+	// A prompt of a few bytes a token, in blocks of one, has hashes that are many
+	// times as large as its body: what all bodies may take bounds them too.
+	if n := hashBytes * int64(hashesOf(x.prompt, x.model.Blocks)); n > smallBody && x.c.s.buffered.Load()+n > x.limits.MaxBuffered {
 		return
 	}
 	began := time.Now()

@@ -436,6 +436,17 @@ func TestCachedSequences(t *testing.T) {
 	c.expect(completion(words(20), `"use_beam_search":true`), "200 e0 -")
 }
 
+// What all bodies may take bounds the hashes too: a prompt is sent on without.
+func TestCachedMemory(t *testing.T) {
+	c := newCacher(t, nil, scripted(t))
+	c.join(c.replicas[0], index.SlotConfig{Model: "base", BlockSize: 1, Capacity: 100_000})
+	c.change(func(m *Model) { m.Blocks = []int{1} })
+	c.expect(completion(words(20_000)), "200 e0 0")
+	c.s.SetLimits(Limits{MaxBuffered: 400 << 10})
+	c.expect(completion(words(20_001)), "200 e0 -")
+	c.expect(completion(words(10_000)), "200 e0 9999")
+}
+
 // How many choices are entered is the client's word: as many as are cheap.
 func TestCachedManyChoices(t *testing.T) {
 	var c *cacher
