@@ -693,6 +693,14 @@ func (n *names) insert(t *tree, name uint64, r ref) {
 	n.n++
 }
 
+// reserve makes room for so many names. Names that come in the order of another
+// table need it: in a smaller one they would all lie side by side.
+func (n *names) reserve(t *tree, most int) {
+	if 2*most > len(n.cells) {
+		n.resize(t, max(64, 2*most))
+	}
+}
+
 func (n *names) put(name uint64, r ref) {
 	i := n.home(name)
 	for n.cells[i] != 0 {
@@ -834,7 +842,9 @@ func (d *told) restore(s *slot, data []byte, record func(uint32) ref) error {
 		e := kvevent.Event{Medium: string(r.bytes()), Locality: string(r.bytes()), Ownership: string(r.bytes())}
 		d.residency(&e)
 	}
-	for range r.number(uint64(len(r.rest) / 9)) {
+	named := r.number(uint64(len(r.rest) / 9))
+	d.names.reserve(t, min(int(named), t.records))
+	for range named {
 		at := record(uint32(r.number(1<<32 - 1)))
 		n := name()
 		if r.err != nil {
