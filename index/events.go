@@ -40,7 +40,6 @@ type told struct {
 	buf         []byte // for mixed
 	kept        []ref  // by keep, during a batch
 	chain       []Hash // for stored
-	touched     uint64 // nothing; it keeps what touch reads from being left out
 }
 
 // chosen is how the group that counts was chosen.
@@ -219,10 +218,10 @@ func (d *told) stored(s *slot, e *kvevent.Event) {
 		// As touch does.
 		for i, name := range e.Hashes {
 			if d.names.n > 0 {
-				d.touched += uint64(d.names.cells[d.names.home(name)])
+				t.touched += uint64(d.names.cells[d.names.home(name)])
 			}
 			if i < len(d.chain) {
-				d.touched += t.arena.table.touch(d.chain[i])
+				t.touch(d.chain[i])
 			}
 		}
 	}
@@ -288,7 +287,7 @@ func (d *told) touch(t *tree, events []kvevent.Event) (n int) {
 		}
 	}
 	for _, h := range hashes[:found] {
-		d.touched += t.arena.table.touch(h)
+		t.touch(h)
 	}
 	return max(n, 1)
 }

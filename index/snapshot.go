@@ -215,12 +215,10 @@ func (s *slot) restore(data []byte) error {
 	refs := make([]ref, n+1)
 	ahead := records
 	for i := range n {
-		const touched = 32
-		if i%touched == 0 {
-			// As told.touch does.
-			for j := i; j < min(i+touched, n); j++ {
+		if i%touchAtOnce == 0 {
+			for j := i; j < min(i+touchAtOnce, n); j++ {
 				_, _, h, _ := ahead.record(j)
-				s.told.touched += t.arena.table.touch(h)
+				t.touch(h)
 			}
 		}
 		parent, what, h, counts := records.record(i)

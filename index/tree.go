@@ -109,6 +109,7 @@ type tree struct {
 	credit   int // how many may come for those that were given up
 	// dropped is told of each record that goes.
 	dropped func(ref)
+	touched uint64 // nothing; it keeps what touch reads from being left out
 }
 
 // list is records in an order, the oldest first. A record is in one list at
@@ -287,6 +288,13 @@ func (t *tree) giveWay(keep ref) int {
 	}
 	return t.makeRoom()
 }
+
+// touch fetches what the table has of a block that comes or goes soon.
+func (t *tree) touch(h Hash) { t.touched += t.arena.table.touch(h) }
+
+// touchAtOnce is how many blocks are touched before the first of them comes or
+// goes: so many are on their way at the same time, and are still there then.
+const touchAtOnce = 32
 
 // alloc takes one of the free records, of which there are some.
 func (t *tree) alloc() ref {
