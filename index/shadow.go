@@ -116,9 +116,7 @@ func (sh *shadow) abandon(s *slot) {
 	for _, r := range spares {
 		t.drop(r)
 	}
-	t.clear(guessed)
-	t.clear(expected)
-	t.clear(pinned)
+	t.clear(guessed, expected, pinned)
 	sh.reset(s)
 }
 
