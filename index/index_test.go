@@ -294,8 +294,50 @@ func TestChurn(t *testing.T) {
 	if got := x.arena.maps.Load(); got != 0 {
 		t.Errorf("%d bytes of maps are left", got)
 	}
-	if lanes := x.lanes.n.Load(); lanes != 20 {
+	// One that is forgotten goes on with another lane before it gives back the first.
+	if lanes := x.lanes.n.Load(); lanes != 21 {
 		t.Errorf("there have been %d lanes, for 20 slots at once", lanes)
+	}
+}
+
+// TestForgettingHoldsNobodyUp: while what a slot has held is dropped, which may be
+// a million blocks, requests claim there and slots join.
+func TestForgettingHoldsNobodyUp(t *testing.T) {
+	if !raceDetector {
+		t.Skip("only a build for the race detector can stop in the middle of a change")
+	}
+	for what, forget := range map[string]func(x *Index){
+		"forget":        func(x *Index) { x.Forget(0) },
+		"leave":         func(x *Index) { x.Leave(0) },
+		"another model": func(x *Index) { x.Join(0, SlotConfig{Model: "other", BlockSize: 16, Capacity: 1000}) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			x := New(Config{})
+			x.Join(0, SlotConfig{Model: "m", BlockSize: 16, Capacity: 1000})
+			tell(x, 0, conversation(1, 50))
+			stopped := false
+			x.table.paused = func() {
+				x.table.paused = nil
+				stopped = true
+				done := make(chan struct{})
+				go func() {
+					defer close(done)
+					var c Claim
+					x.Claim(&c, 0, &Prompt{}, Held{}, time.Unix(1, 0))
+					x.Release(&c, 0, time.Unix(2, 0))
+					x.Join(1, SlotConfig{Model: "m", BlockSize: 16, Capacity: 1000})
+				}()
+				select {
+				case <-done:
+				case <-time.After(10 * time.Second):
+					t.Error("a claim and a slot that joins wait until all is dropped")
+				}
+			}
+			forget(x)
+			if entries := x.Totals().Entries; !stopped || entries != 0 || x.table.bytes() != 0 {
+				t.Errorf("there are %d entries and %d bytes of the table left", entries, x.table.bytes())
+			}
+		})
 	}
 }
 
