@@ -108,6 +108,7 @@ func (x *Index) Apply(slot int, events []kvevent.Event, now time.Time) Told {
 	}
 	defer s.unlock()
 	s.told.keep(s, events)
+	s.shadow.silent = 0
 	touched := 0
 	for i := range events {
 		switch e := &events[i]; e.Kind {
