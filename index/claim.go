@@ -19,9 +19,8 @@ type Claim struct {
 	added int32 // the last of those, which were not there before; and those to come
 	rest  int32 // tokens behind the last full block; -1 when they are not known
 	own   int64 // tokens of memory it has beside the blocks'
-	ahead ref   // a spare record below the last block: of those to come, in SGLang's shadow, or where events tell
-	asked int64 // tokens of memory, of a claim whose blocks events tell of; of them
-	wants int64 // so many are not told of
+	ahead ref   // SGLang, until the prefill has ended: a spare record below the last block to come
+	asked int64 // tokens of memory, of a claim that waits for events
 	began int64 // Unix nanoseconds, when the engine has begun to answer
 	text  bool
 	root  Hash   // of the chain
@@ -40,8 +39,6 @@ const (
 	computing
 	// awaiting: events are to tell of the blocks that the request has added.
 	awaiting
-	// followed: they have, or are about to.
-	followed
 )
 
 // How long events that tell of a block are waited for, from when the engine has
@@ -79,7 +76,6 @@ func (x *Index) Claim(c *Claim, slot int, p *Prompt, h Held, now time.Time) {
 		s.shadow.claim(s, c, p, now)
 	}
 	s.shadow.account(&s.tree)
-	s.foresee()
 }
 
 // claimed returns the slot of a claim with its mutex held, nil if the claim is
@@ -108,7 +104,6 @@ func (x *Index) Prefilled(c *Claim, now time.Time) {
 	defer s.unlock()
 	s.shadow.prefilled(s, c, now)
 	s.shadow.account(&s.tree)
-	s.foresee()
 }
 
 // Found says how many of the prompt's tokens the engine has found in its cache,
@@ -141,11 +136,8 @@ func (x *Index) Release(c *Claim, generated int, now time.Time) {
 			s.shadow.release(s, c, generated, now)
 		case computing:
 			s.shadow.undo(s, c)
-		case followed:
-			s.shadow.unfollow(&s.tree, c)
 		}
 		s.shadow.settle(s)
-		s.foresee()
 		s.unlock()
 	}
 	*c = Claim{}
@@ -161,13 +153,9 @@ func (x *Index) Undo(c *Claim) {
 			s.shadow.undo(s, c)
 		case awaiting:
 			s.shadow.unawait(&s.tree, c.tail, c.added)
-			s.shadow.unfollow(&s.tree, c)
-		case followed:
-			s.shadow.unfollow(&s.tree, c)
 		}
 		s.shadow.ended(s, c, 0, c.began)
 		s.shadow.settle(s)
-		s.foresee()
 		s.unlock()
 	}
 	*c = Claim{}
@@ -180,7 +168,6 @@ func (x *Index) Expire(now time.Time) {
 		if s := x.lock(number); s != nil {
 			s.shadow.expire(s, now)
 			s.shadow.account(&s.tree)
-			s.foresee()
 			s.unlock()
 		}
 	}
@@ -482,14 +469,10 @@ func (sh *shadow) prefilled(s *slot, c *Claim, now time.Time) {
 		t.drop(c.ahead)
 		c.ahead = 0
 	case awaiting:
-		c.kind = followed
-		// From now on it has a block for what it generates, and events tell of
-		// the others.
-		sh.want(c, sh.block)
+		c.kind = nothing
 		if c.added == 0 {
 			return
 		}
-		t.stay(c.tail)
 		if sh.radix {
 			r := c.tail
 			for range c.added {
@@ -618,7 +601,7 @@ func (sh *shadow) await(s *slot, c *Claim, p *Prompt, now time.Time) {
 		// What others have been sent to compute is awaited again: they may be
 		// refused.
 		q := t.find(r, p.Chain[i])
-		if q == 0 || t.holds(q, reason(GPU)) == 0 || t.at(q).state&leavingBit != 0 {
+		if q == 0 || t.holds(q, reason(GPU)) == 0 {
 			break
 		}
 		r = q
@@ -636,46 +619,12 @@ func (sh *shadow) await(s *slot, c *Claim, p *Prompt, now time.Time) {
 		r = q
 		c.added++
 	}
-	// What is in use is no leaf.
-	if c.tail = r; r != 0 {
-		c.ahead = t.spareRecord(r)
-	}
-	// Blocks that are expected are counted as such.
-	rest := int64(max(len(p.IDs)-len(p.Chain)*max(p.Block, 1), 0))
-	if sh.radix {
-		rest += int64(c.added) * sh.block
-	}
-	sh.want(c, sh.blocks(rest)*sh.block)
+	c.tail = r
 
 	c.asked = int64(max(len(p.IDs)-int(c.hit)*p.Block, 0))
 	if sh.asked += c.asked; sh.asked > sh.size {
 		sh.pressed = now
 	}
-}
-
-// want notes how much memory a claim's request has, or is to have, of which no
-// events tell.
-func (sh *shadow) want(c *Claim, tokens int64) {
-	sh.wanted += tokens - c.wants
-	c.wants = tokens
-}
-
-// unfollow ends a claim whose blocks events tell of.
-func (sh *shadow) unfollow(t *tree, c *Claim) {
-	sh.want(c, 0)
-	if c.ahead == 0 {
-		return
-	}
-	r := t.parent(c.ahead)
-	t.drop(c.ahead)
-	// The newest of what it has generated comes first, or second.
-	for x := r; x != 0; {
-		r = x
-		if x = t.at(x).child; x != 0 && t.at(x).next != 0 {
-			x = t.at(x).next
-		}
-	}
-	t.touch(r)
 }
 
 // expect takes a block to be on its way, if it is not there.

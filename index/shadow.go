@@ -45,7 +45,6 @@ type shadow struct {
 	counted int64 // bytes of all this that the arena was told of
 
 	asked   int64     // tokens of memory that claims which wait for events want
-	wanted  int64     // tokens of memory that they have, or want, and events do not tell of
 	awaited []awaited // what events must confirm, the first due first
 	due     int       // those before it have been seen to
 
@@ -95,7 +94,7 @@ func (sh *shadow) reset(s *slot) {
 	sh.queue = list{}
 	sh.copies, sh.ends = nil, nil
 	sh.answers.reset()
-	sh.asked, sh.wanted, sh.awaited, sh.due = 0, 0, nil, 0
+	sh.asked, sh.awaited, sh.due = 0, nil, 0
 	sh.free = sh.size
 	sh.generating = generating{rate: sh.generating.rate, mean: sh.generating.mean}
 	sh.pressed = time.Time{}
