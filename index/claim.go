@@ -22,7 +22,8 @@ type Claim struct {
 	ahead ref   // a spare record below the last block: of those to come, in SGLang's shadow, or where events tell
 	asked int64 // tokens of memory, of a claim whose blocks events tell of; of them
 	wants int64 // so many are not told of
-	began int64 // Unix nanoseconds, when the engine has begun to answer
+	began int64 // Unix nanoseconds, when it was made, if the shadow has it; and
+	first int64 // when the engine has begun to answer
 	text  bool
 	root  Hash   // of the chain
 	sum   uint64 // of the tokens behind the last full block
@@ -32,8 +33,7 @@ type Claim struct {
 type claimKind uint8
 
 const (
-	// nothing is left to be done.
-	nothing claimKind = iota
+	_ claimKind = iota
 	// running: the shadow has the request in its pool.
 	running
 	// computing: that too, but what the request computes cannot be hit yet.
@@ -165,7 +165,7 @@ func (x *Index) Undo(c *Claim) {
 		case followed:
 			s.shadow.unfollow(&s.tree, c)
 		}
-		s.shadow.ended(s, c, 0, c.began)
+		s.shadow.ended(s, c, 0, 0)
 		s.shadow.settle(s)
 		s.foresee()
 		s.unlock()
@@ -242,8 +242,15 @@ func (sh *shadow) claim(s *slot, c *Claim, p *Prompt, now time.Time) {
 	sh.cut(t, r)
 
 	sh.generate(s, now)
+	c.began = now.UnixNano()
+	sh.generating.silent.add(c.began)
 	part := sh.blocks(int64(c.rest)) * sh.block
-	sh.take(s, cost*int64(n-hit)+extra+part, now)
+	spare := int64(0)
+	if sh.block > 1 {
+		// A page more than the tokens take.
+		spare = sh.block - (part - int64(max(c.rest, 0)))
+	}
+	sh.take(s, cost*int64(n-hit)+extra+part, spare, now)
 	c.own = part
 	if sh.radix {
 		c.tail, c.held = r, int32(hit)
@@ -441,9 +448,10 @@ func (sh *shadow) below(t *tree, r ref) ref {
 // prefilled says that what the claim's request was to compute is there.
 func (sh *shadow) prefilled(s *slot, c *Claim, now time.Time) {
 	t := &s.tree
-	if c.began == 0 && (c.kind == running || c.kind == computing) {
-		c.began = now.UnixNano()
-		sh.generating.begin(c.began)
+	if c.began != 0 && c.first == 0 {
+		c.first = now.UnixNano()
+		sh.generating.silent.remove(c.began)
+		sh.generating.streams.add(c.first)
 	}
 	switch c.kind {
 	case computing:
@@ -493,14 +501,20 @@ func (sh *shadow) prefilled(s *slot, c *Claim, now time.Time) {
 		if sh.radix {
 			r := c.tail
 			for range c.added {
+				sh.comes(t, r)
 				sh.expect(t, r)
 				r = t.parent(r)
 			}
 		}
+		a := awaited{now.Add(eventsWithin).UnixNano(), c.tail, c.added}
+		if sh.confirmed(t, a) {
+			sh.unawait(t, c.tail, c.added)
+			return
+		}
 		if sh.due == len(sh.awaited) {
 			sh.awaited, sh.due = sh.awaited[:0], 0
 		}
-		sh.awaited = append(sh.awaited, awaited{now.Add(eventsWithin).UnixNano(), c.tail, c.added})
+		sh.awaited = append(sh.awaited, a)
 	}
 }
 
@@ -520,7 +534,9 @@ func (sh *shadow) release(s *slot, c *Claim, generated int, now time.Time) {
 		behind := int64(max(c.rest, 0)) + min(int64(generated)-1, sh.size)
 		full := behind / sh.block
 		more := sh.blocks(behind) - sh.blocks(int64(c.rest))
-		sh.take(s, more*sh.block, now)
+		for range more {
+			sh.take(s, sh.block, 0, now) // one after the other, as it was generated
+		}
 		c.own += more * sh.block
 
 		// The blocks are made before any is put into the queue: making one may
@@ -632,6 +648,9 @@ func (sh *shadow) await(s *slot, c *Claim, p *Prompt, now time.Time) {
 		t.hold(q, pinned)
 		if !sh.radix {
 			sh.expect(t, q)
+		} else if rec := t.at(q); t.holds(q, reason(GPU)) == 0 && rec.state&comingBit == 0 {
+			rec.state |= comingBit
+			sh.wanted += sh.block
 		}
 		r = q
 		c.added++
@@ -642,9 +661,6 @@ func (sh *shadow) await(s *slot, c *Claim, p *Prompt, now time.Time) {
 	}
 	// Blocks that are expected are counted as such.
 	rest := int64(max(len(p.IDs)-len(p.Chain)*max(p.Block, 1), 0))
-	if sh.radix {
-		rest += int64(c.added) * sh.block
-	}
 	sh.want(c, sh.blocks(rest)*sh.block)
 
 	c.asked = int64(max(len(p.IDs)-int(c.hit)*p.Block, 0))
@@ -660,6 +676,14 @@ func (sh *shadow) want(c *Claim, tokens int64) {
 	c.wants = tokens
 }
 
+// comes ends that a block is wanted: it is there, or expected, or will not come.
+func (sh *shadow) comes(t *tree, r ref) {
+	if rec := t.at(r); sh.wanted > 0 && rec.state&comingBit != 0 && t.holds(r, guessed) == 0 {
+		rec.state &^= comingBit
+		sh.wanted -= sh.block
+	}
+}
+
 // unfollow ends a claim whose blocks events tell of.
 func (sh *shadow) unfollow(t *tree, c *Claim) {
 	sh.want(c, 0)
@@ -668,13 +692,6 @@ func (sh *shadow) unfollow(t *tree, c *Claim) {
 	}
 	r := t.parent(c.ahead)
 	t.drop(c.ahead)
-	// The newest of what it has generated comes first, or second.
-	for x := r; x != 0; {
-		r = x
-		if x = t.at(x).child; x != 0 && t.at(x).next != 0 {
-			x = t.at(x).next
-		}
-	}
 	t.touch(r)
 }
 
@@ -691,6 +708,7 @@ func (sh *shadow) unawait(t *tree, tail ref, n int32) {
 	for r := tail; n > 0; n-- {
 		next := t.parent(r)
 		if t.holds(r, pinned) == 1 {
+			sh.comes(t, r)
 			t.release(r, expected)
 		}
 		if t.holds(r, guessed) > 0 {
@@ -702,10 +720,25 @@ func (sh *shadow) unawait(t *tree, tail ref, n int32) {
 	}
 }
 
-// expire gives up what is due.
+// confirmed: events have told of all of its blocks.
+func (sh *shadow) confirmed(t *tree, a awaited) bool {
+	r := a.tail // which is told of last
+	for n := a.n; n > 0; n-- {
+		if t.holds(r, expected) > 0 {
+			return false
+		}
+		r = t.parent(r)
+	}
+	return true
+}
+
+// expire gives up what is due, and awaits no longer what has come.
 func (sh *shadow) expire(s *slot, now time.Time) {
-	for at := now.UnixNano(); sh.due < len(sh.awaited) && sh.awaited[sh.due].due <= at; sh.due++ {
+	for at := now.UnixNano(); sh.due < len(sh.awaited); sh.due++ {
 		a := sh.awaited[sh.due]
+		if a.due > at && !sh.confirmed(&s.tree, a) {
+			break
+		}
 		sh.unawait(&s.tree, a.tail, a.n)
 	}
 	if sh.due > len(sh.awaited)/2 {

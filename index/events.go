@@ -331,6 +331,10 @@ func (d *told) stored(s *slot, e *kvevent.Event) {
 			}
 		}
 		d.stats.Stored++
+		if at != 0 && s.state == Exact && t.at(r).state&otherBits == 0 {
+			// It was generated: what follows the request goes on to it.
+			t.moveSpare(at, r)
+		}
 		d.hold(s, name, r, where)
 		at, before = r, t.hash(r)
 	}
@@ -419,6 +423,7 @@ func (d *told) recount(s *slot) {
 	d.gpu = 0
 	for r := t.following(t.top); r != t.top; r = t.following(r) {
 		d.gpu += t.holds(r, reason(GPU))
+		t.at(r).state &^= comingBit
 	}
 	d.most = max(d.most, d.gpu)
 }
@@ -631,6 +636,7 @@ func (d *told) hold(s *slot, name uint64, r ref, where uint8) {
 		d.gpu++
 		d.most = max(d.most, d.gpu)
 		t.release(r, expected)
+		s.shadow.comes(t, r)
 	case tier >= Disk:
 		d.outlive(s)
 	}

@@ -97,7 +97,7 @@ func (sh *shadow) reset(s *slot) {
 	sh.answers.reset()
 	sh.asked, sh.wanted, sh.awaited, sh.due = 0, 0, nil, 0
 	sh.free = sh.size
-	sh.generating = generating{rate: sh.generating.rate, mean: sh.generating.mean}
+	sh.generating = generating{mean: sh.generating.mean, rate: sh.generating.rate, quiet: sh.generating.quiet}
 	sh.pressed = time.Time{}
 	sh.account(&s.tree)
 }
@@ -357,15 +357,16 @@ func (sh *shadow) evictNode(s *slot) {
 	}
 }
 
-// take makes a number of tokens' memory be in use.
-func (sh *shadow) take(s *slot, tokens int64, now time.Time) {
+// take makes a number of tokens' memory be in use. spare is how much more of it
+// must be free for SGLang to evict nothing.
+func (sh *shadow) take(s *slot, tokens, spare int64, now time.Time) {
 	if !sh.radix {
 		for sh.free < tokens && sh.queue.first != 0 {
 			sh.evict(s, sh.queue.first)
 		}
-	} else if sh.free < tokens {
-		// SGLang evicts as much as it wants to take, not what is short.
-		for enough := sh.free + tokens; sh.free < enough && sh.queue.first != 0; {
+	} else if want := tokens + spare; sh.free < want {
+		// SGLang evicts as much as it wants to be free, not what is short.
+		for enough := sh.free + want; sh.free < enough && sh.queue.first != 0; {
 			sh.evictNode(s)
 		}
 	}

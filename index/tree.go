@@ -40,18 +40,18 @@ const (
 // at its largest, tree.more has what is beyond it.
 const (
 	reachedBits  = 1<<Tiers - 1
-	spareBit     = 1 << 4  // it is a spare record
-	branchBit    = 1 << 5  // it is in tree.branches
-	listedBit    = 1 << 6  // it is in a list of the tree's user
-	leafBit      = 1 << 7  // it is in tree.leaves
-	forkBit      = 1 << 8  // another has come below it when there was one already
-	textBit      = 1 << 9  // the shadow's: it is a block of text
-	sharedBit    = 1 << 10 // the shadow's: others than the one who added it have used it
-	leavingBit   = 1 << 11 // it is in tree.leaving
+	spareBit     = 1 << 4    // it is a spare record
+	branchBit    = 1 << 5    // it is in tree.branches
+	listedBit    = 1 << 6    // it is in a list of the tree's user
+	leafBit      = 1 << 7    // it is in tree.leaves
+	forkBit      = 1 << 8    // another has come below it when there was one already
+	textBit      = 1 << 9    // the shadow's: it is a block of text
+	sharedBit    = 1 << 10   // the shadow's: others than the one who added it have used it
+	comingBit    = sharedBit // where events tell: it is counted in shadow.wanted
+	leavingBit   = 1 << 11   // it is in tree.leaving
 	reasonsShift = 12
 	toldBits     = 1<<21 - 1<<reasonsShift // the counts of the tiers
 	otherBits    = 1<<32 - 1<<21
-	awaitedBits  = 1<<27 - 1<<21 // of those, the counts of guessed and expected
 )
 
 var (
@@ -477,6 +477,36 @@ func (t *tree) release(r ref, why reason) bool {
 // holds tells how often there is a reason.
 func (t *tree) holds(r ref, why reason) int { return int(t.count(r, t.at(r).state, why)) }
 
+// moveSpare hangs the oldest spare record of one block below another.
+func (t *tree) moveSpare(from, to ref) {
+	r := t.at(from).child
+	for r != 0 && !t.isSpare(r) {
+		r = t.at(r).next
+	}
+	if r == 0 {
+		return
+	}
+	t.takeOut(r)
+	rec := t.at(r)
+	rec.prev, rec.next = 0, 0
+	t.hang(r, to)
+	t.relist(from)
+	t.relist(to)
+}
+
+// takeOut takes a record out of those below its parent.
+func (t *tree) takeOut(r ref) {
+	rec := t.at(r)
+	if rec.prev != 0 {
+		t.at(rec.prev).next = rec.next
+	} else {
+		t.at(rec.parent).child = rec.next
+	}
+	if rec.next != 0 {
+		t.at(rec.next).prev = rec.prev
+	}
+}
+
 // drop gives a record back for which there is no reason and which nothing is
 // below, or a spare one, and does nothing to others.
 func (t *tree) drop(r ref) {
@@ -508,14 +538,7 @@ func (t *tree) unhang(r ref) {
 	if rec.state&branchBit != 0 {
 		t.branches.remove(t, r)
 	}
-	if rec.prev != 0 {
-		t.at(rec.prev).next = rec.next
-	} else {
-		t.at(rec.parent).child = rec.next
-	}
-	if rec.next != 0 {
-		t.at(rec.next).prev = rec.prev
-	}
+	t.takeOut(r)
 	parent := rec.parent
 	t.discard(r)
 	if p := t.at(parent); p.child == 0 {
@@ -681,21 +704,19 @@ func (t *tree) leave(rec *record, tiers uint32) {
 
 // relist puts a record into leaves, or takes it out, as it is now: those are in
 // it that nothing is below but what is leaving, that are held for what events have
-// told and for no other reason, pinned or not, and that are in no other list. The order is that in
+// told and for nothing else, and that are in no other list. The order is that in
 // which they were last told of or asked for.
 func (t *tree) relist(r ref) {
 	rec := t.at(r)
-	if rec.state&leavingBit != 0 {
-		if t.count(r, rec.state, reason(GPU)) == 0 {
-			rec.state &^= leavingBit
-			t.cut(&t.leaving, r)
-		}
-		if t.at(rec.parent).state&leavingBit == 0 {
-			t.relist(rec.parent)
-		}
+	if rec.state&leavingBit != 0 && rec.state>>countShift[GPU]&countMax[GPU] == 0 {
+		rec.state &^= leavingBit
+		t.cut(&t.leaving, r)
+	}
+	if p := t.at(rec.parent); p.state&toldBits != 0 && p.state&leavingBit == 0 && (p.state&leafBit != 0) == stays(rec) {
+		t.relist(rec.parent)
 	}
 	is := rec.state&leafBit != 0
-	should := rec.state&toldBits != 0 && rec.state&(awaitedBits|spareBit|listedBit|leavingBit) == 0 && !t.staysBelow(rec)
+	should := rec.state&toldBits != 0 && rec.state&(otherBits|spareBit|listedBit|leavingBit) == 0 && !t.staysBelow(rec)
 	switch {
 	case is && !should:
 		rec.state &^= leafBit
@@ -710,12 +731,23 @@ func (t *tree) relist(r ref) {
 func (t *tree) staysBelow(rec *record) bool {
 	for c := rec.child; c != 0; {
 		below := t.at(c)
-		if below.state&leavingBit == 0 || below.state&awaitedBits != 0 {
+		if stays(below) {
 			return true
 		}
 		c = below.next
 	}
 	return false
+}
+
+// stays: a record keeps the block before it from being a leaf.
+func stays(rec *record) bool {
+	switch {
+	case rec.state&(otherBits|spareBit) != 0:
+		return true
+	case rec.state&toldBits != 0:
+		return rec.state&leavingBit == 0
+	}
+	return rec.child != 0
 }
 
 // maxPassed is how many leaves that are not what is looked for are passed over.
@@ -794,13 +826,6 @@ func (t *tree) next(r ref) {
 func (t *tree) giveUp() bool {
 	t.foresee(0)
 	r := t.leaves.first
-	for passed := 0; r != 0 && t.holds(r, pinned) > 0; passed++ {
-		if passed == maxPassed {
-			return false
-		}
-		t.touch(r)
-		r = t.leaves.first
-	}
 	if r == 0 {
 		return false
 	}
