@@ -57,6 +57,13 @@ func (l *lanes) take() (lane, bool) {
 	return lane(n), true
 }
 
+// some: take would return one now.
+func (l *lanes) some() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.spare) > 0 || l.n.Load() < maxLanes
+}
+
 // giveBack takes a lane that is in no set of the table any more.
 func (l *lanes) giveBack(taken lane) {
 	l.mu.Lock()
@@ -156,6 +163,8 @@ func (s *slot) unlock() {
 // known of its engine: what is held under another model or block size is
 // forgotten, and a smaller capacity evicts.
 func (x *Index) Join(number int, c SlotConfig) {
+	var held *tree // under what is no more
+	defer func() { held.close() }()
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if number < 0 {
@@ -164,7 +173,7 @@ func (x *Index) Join(number int, c SlotConfig) {
 	if s := x.lock(number); s != nil {
 		defer s.unlock()
 		if c.Model != s.config.Model || c.BlockSize != s.config.BlockSize {
-			x.forgetLocked(s)
+			held = x.forgetLocked(s)
 		}
 		s.config = c
 		s.shadow.resize(s)
@@ -184,11 +193,19 @@ func (x *Index) Join(number int, c SlotConfig) {
 
 // Leave forgets a slot, and frees what it held. Claims on it become void.
 func (x *Index) Leave(number int) {
+	if s := x.leave(number); s != nil {
+		// It is gone, so the tree is nobody else's.
+		s.tree.close()
+	}
+}
+
+// leave takes a slot out of the index, with all but its tree.
+func (x *Index) leave(number int) *slot {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	s := x.lock(number)
 	if s == nil {
-		return
+		return nil
 	}
 	slots := slices.Clone(*x.slots.Load())
 	slots[number] = nil
@@ -199,28 +216,32 @@ func (x *Index) Leave(number int) {
 	s.gone = true
 	s.shadow.reset(s)
 	s.told.reset(s)
-	s.tree.close()
 	s.mu.Unlock()
+	return s
 }
 
 // Forget empties a slot: its engine has restarted. Claims on it become void.
 func (x *Index) Forget(number int) {
 	if s := x.lock(number); s != nil {
-		x.forgetLocked(s)
+		old := x.forgetLocked(s)
 		s.resets++
 		x.resets.Add(1)
 		s.unlock()
+		old.close()
 	}
 }
 
-func (x *Index) forgetLocked(s *slot) {
+// forgetLocked returns the tree of what was held, which is to be closed when the
+// slot is unlocked: that takes half a second for a million blocks, in which
+// requests go on.
+func (x *Index) forgetLocked(s *slot) *tree {
 	s.epoch = x.epochs.Add(1)
 	s.claims = 0
 	s.short = false
 	s.audit.forget()
 	s.shadow.reset(s)
 	s.told.reset(s)
-	s.tree.empty()
+	return s.tree.partFrom()
 }
 
 // SetState says how well a slot is known from now on, and why, for people. A
@@ -308,10 +329,11 @@ func (x *Index) makeRoom(s *slot) int {
 		return s.giveUp(min(batchRecords, s.tree.records/8+1))
 	}
 	if most.mu.TryLock() {
-		n := 0
-		if !most.gone {
-			n = most.giveUp(batchRecords)
+		if most.gone {
+			most.mu.Unlock() // its tree is being closed
+			return s.giveUp(1)
 		}
+		n := most.giveUp(batchRecords)
 		most.unlock()
 		if n > 0 {
 			return n

@@ -117,6 +117,7 @@ type tree struct {
 	credit   int // how many may come for those that were given up
 	// dropped is told of each record that goes.
 	dropped func(ref)
+	touched uint64 // nothing; it keeps what touch reads from being left out
 }
 
 // list is records in an order, the oldest first. A record is in one list at
@@ -197,7 +198,7 @@ func (t *tree) find(parent ref, h Hash) ref {
 			return 0
 		}
 	}
-	t.touch(c)
+	t.renew(c)
 	return c
 }
 
@@ -292,6 +293,13 @@ func (t *tree) giveWay(keep ref) int {
 	}
 	return t.makeRoom()
 }
+
+// touch fetches what the table has of a block that comes or goes soon.
+func (t *tree) touch(h Hash) { t.touched += t.arena.table.touch(h) }
+
+// touchAtOnce is how many blocks are touched before the first of them comes or
+// goes: so many are on their way at the same time, and are still there then.
+const touchAtOnce = 32
 
 // alloc takes one of the free records, of which there are some.
 func (t *tree) alloc() ref {
@@ -552,28 +560,61 @@ func (t *tree) unhang(r ref) {
 	}
 }
 
-// clear takes a reason away from all blocks.
-func (t *tree) clear(why reason) {
-	if t.blocks[why] == 0 {
+// clear takes reasons away from all blocks.
+func (t *tree) clear(whys ...reason) {
+	some := 0
+	for _, why := range whys {
+		some += t.blocks[why]
+	}
+	if some == 0 {
 		return
 	}
 	// From below upwards, so that what is dropped has nothing below it any more.
-	for r := t.lowest(t.top); r != t.top; {
+	for r, on, ahead := t.lowest(t.top), ref(0), t.touchUp(0); r != t.top; r = on {
+		if on = t.above(r); r == ahead {
+			ahead = t.touchUp(r)
+		}
 		rec := t.at(r)
-		on, parent := rec.next, rec.parent
-		if rec.state&spareBit == 0 && t.zero(r, why) {
-			t.blocks[why]--
-			if why != pinned {
-				t.unreach(r)
+		if rec.state&spareBit != 0 {
+			continue
+		}
+		lost := false
+		for _, why := range whys {
+			if t.zero(r, why) {
+				t.blocks[why]--
+				lost = lost || why != pinned
 			}
 		}
-		if rec.state>>reasonsShift == 0 && rec.state&spareBit == 0 && rec.child == 0 {
+		if lost {
+			t.unreach(r)
+		}
+		if rec.state>>reasonsShift == 0 && rec.child == 0 {
 			t.unhang(r)
 		}
-		if r = parent; on != 0 {
-			r = t.lowest(on)
-		}
 	}
+}
+
+// above is the record behind r in the order in which what is below a record comes
+// before it; the top comes last.
+func (t *tree) above(r ref) ref {
+	rec := t.at(r)
+	if rec.next != 0 {
+		return t.lowest(rec.next)
+	}
+	return rec.parent
+}
+
+// touchUp touches a few of those from r on in that order, or from the first on
+// for 0, and returns the first that it has not.
+func (t *tree) touchUp(r ref) ref {
+	if r == 0 {
+		r = t.lowest(t.top)
+	}
+	for n := 0; n < touchAtOnce && r != t.top; n++ {
+		t.touch(t.hash(r))
+		r = t.above(r)
+	}
+	return r
 }
 
 // lowest is the first of the records at and below r that comes when what is
@@ -592,22 +633,46 @@ func (t *tree) empty() {
 		t.at(r).state &^= toldBits | otherBits | leafBit | leavingBit
 	}
 	t.leaves, t.leaving = list{}, list{}
-	for r := t.lowest(t.top); r != t.top; {
+	for r, on, ahead := t.lowest(t.top), ref(0), t.touchUp(0); r != t.top; r = on {
+		if on = t.above(r); r == ahead {
+			ahead = t.touchUp(r)
+		}
 		rec := t.at(r)
-		on, parent := rec.next, rec.parent
 		t.leave(rec, rec.state&reachedBits)
 		t.unhang(r)
-		if r = parent; on != 0 {
-			r = t.lowest(on)
-		}
 	}
 	t.arena.count(-moreBytes * int64(len(t.more)))
 	t.more = nil
 	t.blocks = [reasons]int{}
 }
 
-// close gives everything back. The tree cannot be used any more.
+// partFrom makes the tree an empty one, at once however much it held, and returns
+// another tree that holds that and is the caller's alone, to be closed. It returns
+// nil, and has dropped everything, when the tree has no second lane to go on with.
+// No list may be used any more that had records of it.
+func (t *tree) partFrom() *tree {
+	if !t.lanes.some() {
+		t.empty()
+		return nil
+	}
+	old := &tree{
+		arena: t.arena, lanes: t.lanes, chunks: t.chunks, top: t.top, free: t.free, freed: t.freed,
+		records: t.records, branches: t.branches, more: t.more,
+	}
+	for tier := range t.lane {
+		old.lane[tier].Store(t.lane[tier].Swap(0))
+	}
+	t.leaves, t.leaving, t.branches, t.more, t.blocks, t.credit = list{}, list{}, branches{}, nil, [reasons]int{}, 0
+	t.init(t.arena, t.lanes)
+	return old
+}
+
+// close gives everything back. The tree cannot be used any more. It does nothing to
+// none.
 func (t *tree) close() {
+	if t == nil {
+		return
+	}
 	t.empty()
 	t.branches.close(t)
 	t.discard(t.top)
@@ -804,8 +869,8 @@ func (t *tree) stay(r ref) {
 	}
 }
 
-// touch makes a leaf the last of them, and does nothing to others.
-func (t *tree) touch(r ref) {
+// renew makes a leaf the last of them, and does nothing to others.
+func (t *tree) renew(r ref) {
 	if t.at(r).state&leafBit != 0 && t.leaves.last != r {
 		t.cut(&t.leaves, r)
 		t.link(&t.leaves, r, t.leaves.last)
