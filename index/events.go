@@ -100,12 +100,79 @@ type Told struct {
 // Apply enters what the events of one batch say of the slot, and returns what
 // they all have said until now. They must come in the order in which the engine
 // has made them.
-func (x *Index) Apply(slot int, events []kvevent.Event, now time.Time) Told {
+//
+// Between some blocks and others those who wait for the slot have their turn, so
+// that no claim waits for a large batch.
+func (x *Index) Apply(slot int, events []kvevent.Event, now time.Time) (t Told) {
+	from, n := 0, 0
+	for i := range events {
+		if i > 0 && undescribed(&events[i]) {
+			return x.apply(slot, events) // what keep keeps, it does for all of them
+		}
+		n += 1 + len(events[i].Hashes)
+	}
+	if n <= 2*portion {
+		return x.apply(slot, events)
+	}
+	n = 0
+	for i := range events {
+		blocks := len(events[i].Hashes)
+		if blocks > 2*portion {
+			x.apply(slot, events[from:i])
+			t = x.applyPieces(slot, &events[i])
+			from, n = i+1, 0
+		} else if n += 1 + blocks; n > portion {
+			t = x.apply(slot, events[from:i+1])
+			from, n = i+1, 0
+		}
+	}
+	if from < len(events) {
+		t = x.apply(slot, events[from:])
+	}
+	return t
+}
+
+// undescribed: it stores blocks without saying of what.
+func undescribed(e *kvevent.Event) bool { return e.Kind == kvevent.Stored && len(e.Tokens) == 0 }
+
+// portion is about how many blocks are entered or taken out before others have
+// their turn: they take some ten microseconds.
+const portion = 64
+
+// applyPieces applies an event of many blocks as several of fewer.
+func (x *Index) applyPieces(slot int, e *kvevent.Event) (t Told) {
+	var piece [1]kvevent.Event
+	p := &piece[0]
+	stored := e.Kind == kvevent.Stored
+	if stored && (e.BlockSize < 1 || len(e.Tokens) != e.BlockSize*len(e.Hashes)) {
+		piece[0] = *e // it is malformed
+		return x.apply(slot, piece[:])
+	}
+	missing := x.Told(slot).NoMemory
+	for from := 0; from < len(e.Hashes); from += portion {
+		to := min(from+portion, len(e.Hashes))
+		*p = *e
+		p.Hashes = e.Hashes[from:to]
+		if stored {
+			p.Tokens = e.Tokens[from*e.BlockSize : to*e.BlockSize]
+			p.Extra = e.Extra[min(from, len(e.Extra)):min(to, len(e.Extra))]
+			if from > 0 {
+				p.Parent, p.HasParent = e.Hashes[from-1], true
+			}
+		}
+		if t = x.apply(slot, piece[:]); t.NoMemory != missing {
+			break // there is none for the others either
+		}
+	}
+	return t
+}
+
+func (x *Index) apply(slot int, events []kvevent.Event) Told {
 	s := x.lock(slot)
 	if s == nil {
 		return Told{}
 	}
-	defer s.unlock()
+	defer s.giveTurn()
 	s.told.keep(s, events)
 	touched := 0
 	for i := range events {
@@ -139,7 +206,7 @@ func (x *Index) Apply(slot int, events []kvevent.Event, now time.Time) Told {
 func (d *told) keep(s *slot, events []kvevent.Event) {
 	for i := range events {
 		e := &events[i]
-		if i == 0 || e.Kind != kvevent.Stored || len(e.Tokens) > 0 {
+		if i == 0 || !undescribed(e) {
 			continue
 		}
 		for _, name := range e.Hashes {

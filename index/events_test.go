@@ -1,6 +1,7 @@
 package index
 
 import (
+	"bytes"
 	"fmt"
 	"math/rand/v2"
 	"runtime"
@@ -556,6 +557,83 @@ func TestToldSnapshotDamaged(t *testing.T) {
 	for range 50 {
 		x.Apply(0, e.events(), time.Time{})
 		e.check(t, x)
+	}
+}
+
+// What large batches say is what they say as a whole, though others have their turn
+// in between.
+func TestEventsOfLargeBatches(t *testing.T) {
+	r := rand.New(rand.NewPCG(12, 8))
+	whole, parts := New(Config{}), New(Config{})
+	for _, x := range []*Index{whole, parts} {
+		x.Join(0, SlotConfig{Model: "m", BlockSize: 4, Capacity: 1 << 20})
+		x.SetState(0, Exact, "")
+	}
+	base := kvevent.Event{Medium: "gpu", Group: -1, AdapterID: -1, BlockSize: 4}
+	var known []uint64 // in the order of the chain that they are in
+	next := uint64(1)
+	for round := range 60 {
+		var events []kvevent.Event
+		for range 1 + r.IntN(3) {
+			e := base
+			e.Kind = kvevent.Stored
+			for range r.IntN(5 * portion) {
+				name := next * spread
+				if len(known) > 0 && r.IntN(50) == 0 {
+					name = known[r.IntN(len(known))]
+				}
+				next++
+				e.Hashes = append(e.Hashes, name)
+				if r.IntN(3) == 0 {
+					e.Extra = append(e.Extra, []kvevent.Key{{Text: fmt.Sprint(next)}})
+				} else {
+					e.Extra = append(e.Extra, nil)
+				}
+			}
+			e.Extra = e.Extra[:r.IntN(len(e.Extra)+1)]
+			e.Tokens = randomIDs(r, 4*len(e.Hashes))
+			switch n := r.IntN(10); {
+			case n < 6 && len(known) > 0:
+				e.HasParent, e.Parent = true, known[r.IntN(len(known))]
+			case n == 6:
+				e.HasParent, e.Parent = true, 12345 // nobody's
+			case n == 7:
+				e.Salt = "pepper"
+			case n == 8 && len(e.Tokens) > 0:
+				e.Tokens = e.Tokens[1:]
+			}
+			known = append(known, e.Hashes...)
+			events = append(events, e)
+		}
+		if round%3 > 0 {
+			e := base
+			e.Kind = kvevent.Removed
+			for range r.IntN(4 * portion) {
+				e.Hashes = append(e.Hashes, known[r.IntN(len(known))])
+				if r.IntN(2) == 0 {
+					events = append(events, e)
+					e.Hashes = nil
+				}
+			}
+			events = append(events, e)
+		}
+		if r.IntN(6) == 0 {
+			// Of a block that the batch removes, its connector tells without saying what it is.
+			name := known[r.IntN(len(known))]
+			gone, below := base, base
+			gone.Kind, gone.Hashes = kvevent.Removed, []uint64{name}
+			below.Kind, below.Hashes, below.Medium = kvevent.Stored, []uint64{name}, "cpu"
+			events = append(append([]kvevent.Event{gone, gone, gone}, events...), below)
+		}
+		if got, want := parts.Apply(0, events, time.Time{}), whole.apply(0, events); got != want {
+			t.Fatalf("round %d: %+v, want %+v", round, got, want)
+		}
+		if !bytes.Equal(parts.AppendSnapshot(nil, 0), whole.AppendSnapshot(nil, 0)) {
+			t.Fatalf("round %d: what is held differs", round)
+		}
+	}
+	if told := parts.Told(0); told.Stored < 1000 || told.Removed < 1000 || told.Orphans == 0 || told.Malformed == 0 {
+		t.Errorf("%+v", told)
 	}
 }
 
