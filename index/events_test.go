@@ -560,6 +560,47 @@ func TestToldSnapshotDamaged(t *testing.T) {
 	}
 }
 
+// What was taken away while the events were not believed is not there when they
+// are again: that is told, until the cache is empty.
+func TestEventsBelievedAgain(t *testing.T) {
+	x := New(Config{})
+	x.Join(0, SlotConfig{Model: "m", BlockSize: 4, Capacity: 9})
+	x.SetState(0, Exact, "")
+	tokens := make([]uint32, 24)
+	e := kvevent.Event{Kind: kvevent.Stored, Hashes: []uint64{1, 2, 3, 4, 5, 6}, Tokens: tokens, BlockSize: 4, Medium: "gpu", Group: -1, AdapterID: -1}
+	x.Apply(0, []kvevent.Event{e}, time.Time{})
+	expect := func(state State, blocks int, why string) {
+		t.Helper()
+		if st := x.Stats(nil)[0]; st.State != state || st.Blocks[GPU] != blocks || st.Why != why {
+			t.Errorf("it is %v, %d blocks, %q; want %v, %d, %q", st.State, st.Blocks[GPU], st.Why, state, blocks, why)
+		}
+	}
+	expect(Exact, 6, "")
+	x.SetState(0, Mismatched, "no")
+	ids := []uint32{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17}
+	root := Root("m", "", nil)
+	p := &Prompt{Root: root, Chain: AppendTokens(nil, root, ids, 4), IDs: ids, Block: 4}
+	var c Claim
+	x.Claim(&c, 0, p, Held{}, time.Unix(1, 0))
+	x.Release(&c, 0, time.Unix(2, 0))
+	expect(Mismatched, 3, "no")
+	x.SetState(0, Exact, "")
+	const why = "some of what its events told was given up while they were not believed"
+	expect(Approximate, 3, why)
+	data := x.AppendSnapshot(nil, 0)
+	y := New(Config{})
+	y.Join(0, SlotConfig{Model: "m", BlockSize: 4, Capacity: 9})
+	if err := y.Restore(0, data); err != nil {
+		t.Fatal(err)
+	}
+	y.SetState(0, Exact, "")
+	if st := y.Stats(nil)[0]; st.Why != why {
+		t.Errorf("after a restart it is %v, %q", st.State, st.Why)
+	}
+	x.Apply(0, []kvevent.Event{{Kind: kvevent.Cleared, AdapterID: -1, Group: -1}}, time.Time{})
+	expect(Exact, 0, "")
+}
+
 // What large batches say is what they say as a whole, though others have their turn
 // in between.
 func TestEventsOfLargeBatches(t *testing.T) {

@@ -323,6 +323,7 @@ func (s *slot) doubt(r ref) {
 	// It is guessed, so it is held as before.
 	if t.zero(r, reason(GPU)) {
 		t.blocks[GPU]--
+		s.told.doubted = true
 	}
 }
 
