@@ -164,14 +164,13 @@ func (sh *shadow) giveUp(s *slot) bool {
 
 // beyond adds to what a slot holds of a prompt's full blocks what was
 // generated behind them. It takes no lock.
-func (sh *shadow) beyond(p *Prompt, h Held) Held {
+func (sh *shadow) beyond(p *Prompt, h *Held) {
 	depth := int(h[GPU])
 	if n := sh.answers.behind(p, depth); n > 0 {
 		for tier := range h {
 			h[tier] = max(h[tier], int32(depth+n))
 		}
 	}
-	return h
 }
 
 // account tells the arena what is held beside records.

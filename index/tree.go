@@ -93,13 +93,13 @@ func heldBits(state uint32) uint32 {
 type tree struct {
 	arena    *arena
 	lanes    *lanes
-	lane     [Tiers]atomic.Uint32 // the slot's, plus 1; 0 for a tier not used
-	chunks   []*chunk             // of the arena, as far as this tree knows it
-	top      ref                  // what the roots are below; it is no block
-	free     ref                  // records to use, linked by next
-	freed    int                  // how many
-	records  int                  // how many are in use, top aside
-	leaves   list                 // those that giveUp may take
+	lane     laneByTier
+	chunks   []*chunk // of the arena, as far as this tree knows it
+	top      ref      // what the roots are below; it is no block
+	free     ref      // records to use, linked by next
+	freed    int      // how many
+	records  int      // how many are in use, top aside
+	leaves   list     // those that giveUp may take
 	branches branches
 	more     map[uint64]uint32 // by ref<<8 | reason
 	blocks   [reasons]int      // how many have the reason
@@ -111,6 +111,19 @@ type tree struct {
 	dropped func(ref)
 	touched uint64 // nothing; it keeps what touch reads from being left out
 }
+
+// laneByTier is a tree's lane for each tier that it uses. It is one word, so that
+// Look has all of them at once, without the mutex: 16 bits for each tier, 0 where it
+// is not used, and else the lane plus 1.
+type laneByTier struct{ packed atomic.Uint64 }
+
+func (l *laneByTier) of(tier Tier) (of lane, ok bool) {
+	n := uint16(l.packed.Load() >> (16 * tier))
+	return lane(n - 1), n != 0
+}
+
+// set gives a tier, which has none, a lane.
+func (l *laneByTier) set(tier Tier, of lane) { l.packed.Add((uint64(of) + 1) << (16 * tier)) }
 
 // list is records in an order, the oldest first. A record is in one list at
 // most. The zero value is empty.
@@ -139,7 +152,7 @@ func (t *tree) init(a *arena, l *lanes) {
 // useLane makes the lane of a tier, if there is one left, and enters what is
 // reached at it.
 func (t *tree) useLane(tier Tier) {
-	if t.lane[tier].Load() != 0 {
+	if _, ok := t.lane.of(tier); ok {
 		return
 	}
 	l, ok := t.lanes.take()
@@ -151,7 +164,7 @@ func (t *tree) useLane(tier Tier) {
 			t.arena.table.enter(rec.hash(), l)
 		}
 	}
-	t.lane[tier].Store(uint32(l) + 1)
+	t.lane.set(tier, l)
 }
 
 // following is the record behind r in the order in which parents come before
@@ -443,8 +456,10 @@ func (t *tree) zero(r ref, why reason) bool {
 
 // hold adds a reason for a block.
 func (t *tree) hold(r ref, why reason) {
-	if why < Tiers && t.lane[why].Load() == 0 {
-		t.useLane(Tier(why))
+	if why < Tiers {
+		if _, ok := t.lane.of(Tier(why)); !ok {
+			t.useLane(Tier(why))
+		}
 	}
 	if !t.raise(r, why) {
 		return
@@ -630,9 +645,7 @@ func (t *tree) partFrom() *tree {
 		arena: t.arena, lanes: t.lanes, chunks: t.chunks, top: t.top, free: t.free, freed: t.freed,
 		records: t.records, branches: t.branches, more: t.more,
 	}
-	for tier := range t.lane {
-		old.lane[tier].Store(t.lane[tier].Swap(0))
-	}
+	old.lane.packed.Store(t.lane.packed.Swap(0))
 	t.leaves, t.branches, t.more, t.blocks, t.credit = list{}, branches{}, nil, [reasons]int{}, 0
 	t.init(t.arena, t.lanes)
 	return old
@@ -651,12 +664,12 @@ func (t *tree) close() {
 	for t.freed > 0 {
 		t.giveBack()
 	}
-	for i := range t.lane {
-		if l := t.lane[i].Load(); l != 0 {
-			t.lanes.giveBack(lane(l - 1))
-			t.lane[i].Store(0)
+	for tier := range Tier(Tiers) {
+		if l, ok := t.lane.of(tier); ok {
+			t.lanes.giveBack(l)
 		}
 	}
+	t.lane.packed.Store(0)
 }
 
 // reach enters a block and what is below it in the lanes at which they are
@@ -724,16 +737,16 @@ func (t *tree) reached(r ref, tiers uint32) ref {
 
 func (t *tree) enter(rec *record, tiers uint32) {
 	for ; tiers != 0; tiers &= tiers - 1 {
-		if l := t.lane[bits.TrailingZeros32(tiers)].Load(); l != 0 {
-			t.arena.table.enter(rec.hash(), lane(l-1))
+		if l, ok := t.lane.of(Tier(bits.TrailingZeros32(tiers))); ok {
+			t.arena.table.enter(rec.hash(), l)
 		}
 	}
 }
 
 func (t *tree) leave(rec *record, tiers uint32) {
 	for ; tiers != 0; tiers &= tiers - 1 {
-		if l := t.lane[bits.TrailingZeros32(tiers)].Load(); l != 0 {
-			t.arena.table.leave(rec.hash(), lane(l-1))
+		if l, ok := t.lane.of(Tier(bits.TrailingZeros32(tiers))); ok {
+			t.arena.table.leave(rec.hash(), l)
 		}
 	}
 }
