@@ -158,9 +158,10 @@ bench-index: ## measure looking up and changing the KV index, and the table in i
 		go test -count 1 -timeout 0 -run '^TestIndexTiming$$' -v ./index
 
 SOAK ?= 20m
-soak: ## engines that fail in all ways under 300 requests/s for SOAK=20m, then slow streams; the packet tier needs root
+soak: ## engines that fail in all ways under 300 requests/s for SOAK=20m, slow streams, and 3,000 turns of conversations; the packet tier needs root
 	INFERRAIL_SOAK=$(SOAK) go test -count 1 -timeout 0 -v -run '^TestChaos$$' ./cmd/inferrail
 	INFERRAIL_SOAK=$(SOAK) go test -count 1 -timeout 0 -v -run '^TestDatapathTenMinutes$$' ./cmd/inferrail
+	INFERRAIL_SOAK=$(SOAK) go test -count 1 -timeout 0 -v -run '^TestPredictedIsCached$$' ./cmd/inferrail
 
 clean: ## remove what was built
 	rm -rf bin

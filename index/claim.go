@@ -19,9 +19,11 @@ type Claim struct {
 	added int32 // the last of those, which were not there before; and those to come
 	rest  int32 // tokens behind the last full block; -1 when they are not known
 	own   int64 // tokens of memory it has beside the blocks'
-	ahead ref   // SGLang, until the prefill has ended: a spare record below the last block to come
-	asked int64 // tokens of memory, of a claim that waits for events
-	began int64 // Unix nanoseconds, when the engine has begun to answer
+	ahead ref   // a spare record below the last block: of those to come, in SGLang's shadow, or where events tell
+	asked int64 // tokens of memory, of a claim whose blocks events tell of; of them
+	wants int64 // so many are not told of
+	began int64 // Unix nanoseconds, when it was made, if the shadow has it; and
+	first int64 // when the engine has begun to answer
 	text  bool
 	root  Hash   // of the chain
 	sum   uint64 // of the tokens behind the last full block
@@ -31,14 +33,15 @@ type Claim struct {
 type claimKind uint8
 
 const (
-	// nothing is left to be done.
-	nothing claimKind = iota
+	_ claimKind = iota
 	// running: the shadow has the request in its pool.
 	running
 	// computing: that too, but what the request computes cannot be hit yet.
 	computing
 	// awaiting: events are to tell of the blocks that the request has added.
 	awaiting
+	// followed: they have, or are about to.
+	followed
 )
 
 // How long events that tell of a block are waited for, from when the engine has
@@ -76,6 +79,7 @@ func (x *Index) Claim(c *Claim, slot int, p *Prompt, h Held, now time.Time) {
 		s.shadow.claim(s, c, p, now)
 	}
 	s.shadow.account(&s.tree)
+	s.foresee()
 }
 
 // claimed returns the slot of a claim with its mutex held, nil if the claim is
@@ -104,6 +108,7 @@ func (x *Index) Prefilled(c *Claim, now time.Time) {
 	defer s.unlock()
 	s.shadow.prefilled(s, c, now)
 	s.shadow.account(&s.tree)
+	s.foresee()
 }
 
 // Found says how many of the prompt's tokens the engine has found in its cache,
@@ -136,8 +141,11 @@ func (x *Index) Release(c *Claim, generated int, now time.Time) {
 			s.shadow.release(s, c, generated, now)
 		case computing:
 			s.shadow.undo(s, c)
+		case followed:
+			s.shadow.unfollow(&s.tree, c)
 		}
 		s.shadow.settle(s)
+		s.foresee()
 		s.unlock()
 	}
 	*c = Claim{}
@@ -153,9 +161,13 @@ func (x *Index) Undo(c *Claim) {
 			s.shadow.undo(s, c)
 		case awaiting:
 			s.shadow.unawait(&s.tree, c.tail, c.added)
+			s.shadow.unfollow(&s.tree, c)
+		case followed:
+			s.shadow.unfollow(&s.tree, c)
 		}
-		s.shadow.ended(s, c, 0, c.began)
+		s.shadow.ended(s, c, 0, 0)
 		s.shadow.settle(s)
+		s.foresee()
 		s.unlock()
 	}
 	*c = Claim{}
@@ -168,6 +180,7 @@ func (x *Index) Expire(now time.Time) {
 		if s := x.lock(number); s != nil {
 			s.shadow.expire(s, now)
 			s.shadow.account(&s.tree)
+			s.foresee()
 			s.unlock()
 		}
 	}
@@ -230,8 +243,15 @@ func (sh *shadow) claim(s *slot, c *Claim, p *Prompt, now time.Time) {
 	sh.cut(t, r)
 
 	sh.generate(s, now)
+	c.began = now.UnixNano()
+	sh.generating.silent.add(c.began)
 	part := sh.blocks(int64(c.rest)) * sh.block
-	sh.take(s, cost*int64(n-hit)+extra+part, now)
+	spare := int64(0)
+	if sh.block > 1 {
+		// A page more than the tokens take.
+		spare = sh.block - (part - int64(max(c.rest, 0)))
+	}
+	sh.take(s, cost*int64(n-hit)+extra+part, spare, now)
 	c.own = part
 	if sh.radix {
 		c.tail, c.held = r, int32(hit)
@@ -240,9 +260,9 @@ func (sh *shadow) claim(s *slot, c *Claim, p *Prompt, now time.Time) {
 		return
 	}
 	for ; i < n; i++ {
-		if (i-hit)%touchAtOnce == 0 {
-			for _, h := range p.Chain[i:min(i+touchAtOnce, n)] {
-				t.touch(h)
+		if (i-hit)%fetchAtOnce == 0 {
+			for _, h := range p.Chain[i:min(i+fetchAtOnce, n)] {
+				t.fetch(h)
 			}
 		}
 		q := t.add(r, p.Chain[i])
@@ -434,9 +454,10 @@ func (sh *shadow) below(t *tree, r ref) ref {
 // prefilled says that what the claim's request was to compute is there.
 func (sh *shadow) prefilled(s *slot, c *Claim, now time.Time) {
 	t := &s.tree
-	if c.began == 0 && (c.kind == running || c.kind == computing) {
-		c.began = now.UnixNano()
-		sh.generating.begin(c.began)
+	if c.began != 0 && c.first == 0 {
+		c.first = now.UnixNano()
+		sh.generating.silent.remove(c.began)
+		sh.generating.streams.add(c.first)
 	}
 	switch c.kind {
 	case computing:
@@ -475,21 +496,31 @@ func (sh *shadow) prefilled(s *slot, c *Claim, now time.Time) {
 		t.drop(c.ahead)
 		c.ahead = 0
 	case awaiting:
-		c.kind = nothing
+		c.kind = followed
+		// From now on it has a block for what it generates, and events tell of
+		// the others.
+		sh.want(c, sh.block)
 		if c.added == 0 {
 			return
 		}
+		t.stay(c.tail)
 		if sh.radix {
 			r := c.tail
 			for range c.added {
+				sh.comes(t, r)
 				sh.expect(t, r)
 				r = t.parent(r)
 			}
 		}
+		a := awaited{now.Add(eventsWithin).UnixNano(), c.tail, c.added}
+		if sh.confirmed(t, a) {
+			sh.unawait(t, c.tail, c.added)
+			return
+		}
 		if sh.due == len(sh.awaited) {
 			sh.awaited, sh.due = sh.awaited[:0], 0
 		}
-		sh.awaited = append(sh.awaited, awaited{now.Add(eventsWithin).UnixNano(), c.tail, c.added})
+		sh.awaited = append(sh.awaited, a)
 	}
 }
 
@@ -509,7 +540,9 @@ func (sh *shadow) release(s *slot, c *Claim, generated int, now time.Time) {
 		behind := int64(max(c.rest, 0)) + min(int64(generated)-1, sh.size)
 		full := behind / sh.block
 		more := sh.blocks(behind) - sh.blocks(int64(c.rest))
-		sh.take(s, more*sh.block, now)
+		for range more {
+			sh.take(s, sh.block, 0, now) // one after the other, as it was generated
+		}
 		c.own += more * sh.block
 
 		// The blocks are made before any is put into the queue: making one may
@@ -607,7 +640,7 @@ func (sh *shadow) await(s *slot, c *Claim, p *Prompt, now time.Time) {
 		// What others have been sent to compute is awaited again: they may be
 		// refused.
 		q := t.find(r, p.Chain[i])
-		if q == 0 || t.holds(q, reason(GPU)) == 0 {
+		if q == 0 || t.holds(q, reason(GPU)) == 0 || t.at(q).state&leavingBit != 0 {
 			break
 		}
 		r = q
@@ -621,16 +654,51 @@ func (sh *shadow) await(s *slot, c *Claim, p *Prompt, now time.Time) {
 		t.hold(q, pinned)
 		if !sh.radix {
 			sh.expect(t, q)
+		} else if rec := t.at(q); t.holds(q, reason(GPU)) == 0 && rec.state&comingBit == 0 {
+			rec.state |= comingBit
+			sh.wanted += sh.block
 		}
 		r = q
 		c.added++
 	}
-	c.tail = r
+	// What is in use is no leaf.
+	if c.tail = r; r != 0 {
+		c.ahead = t.spareRecord(r)
+	}
+	// Blocks that are expected are counted as such.
+	rest := int64(max(len(p.IDs)-len(p.Chain)*max(p.Block, 1), 0))
+	sh.want(c, sh.blocks(rest)*sh.block)
 
 	c.asked = int64(max(len(p.IDs)-int(c.hit)*p.Block, 0))
 	if sh.asked += c.asked; sh.asked > sh.size {
 		sh.pressed = now
 	}
+}
+
+// want notes how much memory a claim's request has, or is to have, of which no
+// events tell.
+func (sh *shadow) want(c *Claim, tokens int64) {
+	sh.wanted += tokens - c.wants
+	c.wants = tokens
+}
+
+// comes ends that a block is wanted: it is there, or expected, or will not come.
+func (sh *shadow) comes(t *tree, r ref) {
+	if rec := t.at(r); sh.wanted > 0 && rec.state&comingBit != 0 && t.holds(r, guessed) == 0 {
+		rec.state &^= comingBit
+		sh.wanted -= sh.block
+	}
+}
+
+// unfollow ends a claim whose blocks events tell of.
+func (sh *shadow) unfollow(t *tree, c *Claim) {
+	sh.want(c, 0)
+	if c.ahead == 0 {
+		return
+	}
+	r := t.parent(c.ahead)
+	t.drop(c.ahead)
+	t.touch(r)
 }
 
 // expect takes a block to be on its way, if it is not there.
@@ -646,6 +714,7 @@ func (sh *shadow) unawait(t *tree, tail ref, n int32) {
 	for r := tail; n > 0; n-- {
 		next := t.parent(r)
 		if t.holds(r, pinned) == 1 {
+			sh.comes(t, r)
 			t.release(r, expected)
 		}
 		if t.holds(r, guessed) > 0 {
@@ -657,10 +726,25 @@ func (sh *shadow) unawait(t *tree, tail ref, n int32) {
 	}
 }
 
-// expire gives up what is due.
+// confirmed: events have told of all of its blocks.
+func (sh *shadow) confirmed(t *tree, a awaited) bool {
+	r := a.tail // which is told of last
+	for n := a.n; n > 0; n-- {
+		if t.holds(r, expected) > 0 {
+			return false
+		}
+		r = t.parent(r)
+	}
+	return true
+}
+
+// expire gives up what is due, and awaits no longer what has come.
 func (sh *shadow) expire(s *slot, now time.Time) {
-	for at := now.UnixNano(); sh.due < len(sh.awaited) && sh.awaited[sh.due].due <= at; sh.due++ {
+	for at := now.UnixNano(); sh.due < len(sh.awaited); sh.due++ {
 		a := sh.awaited[sh.due]
+		if a.due > at && !sh.confirmed(&s.tree, a) {
+			break
+		}
 		sh.unawait(&s.tree, a.tail, a.n)
 	}
 	if sh.due > len(sh.awaited)/2 {

@@ -17,6 +17,14 @@
 // table (table.go), which is built for looking up all slots at once, and is
 // read without waiting for those who write.
 //
+// Events tell what was scheduled. Requests that were sent and not told of yet will
+// find, in a full cache, what those before them leave there: so of the blocks that
+// are told of, those do not count which the engine has to evict for them
+// (slot.foresee). That is as exact as the order in which requests begin and end is
+// known here. What running requests take for what they generate is known when it
+// is told, so that here and there a block is gone when a request is scheduled that
+// was there when it was sent.
+//
 // # Memory
 //
 // The records of all trees lie in one arena (arena.go) of chunks without

@@ -34,6 +34,8 @@ type told struct {
 	lasting     []uint64          // names stored where no removals are told, the oldest first
 	forgotten   int               // of lasting, those that were seen to
 	stats       Told
+	gpu, most   int    // copies of blocks on the GPU, and the most there were
+	evicts      bool   // blocks have been told to be removed from there
 	orphaned    bool   // there were orphans since the GPU was empty
 	hybrid      bool   // there are groups that do not count
 	counted     int64  // bytes of all this that the arena was told of
@@ -127,6 +129,7 @@ func (x *Index) Apply(slot int, events []kvevent.Event, now time.Time) Told {
 	}
 	s.told.unkeep(s)
 	s.told.account(s)
+	s.foresee()
 	return s.told.stats
 }
 
@@ -204,6 +207,7 @@ func (d *told) stored(s *slot, e *kvevent.Event) {
 	case !described:
 	case e.HasParent:
 		if at = d.find(t, e.Parent); at != 0 {
+			t.stay(at)
 			before = t.hash(at)
 		}
 	default:
@@ -218,10 +222,10 @@ func (d *told) stored(s *slot, e *kvevent.Event) {
 		// As touch does.
 		for i, name := range e.Hashes {
 			if d.names.n > 0 {
-				t.touched += uint64(d.names.cells[d.names.home(name)])
+				t.fetched += uint64(d.names.cells[d.names.home(name)])
 			}
 			if i < len(d.chain) {
-				t.touch(d.chain[i])
+				t.fetch(d.chain[i])
 			}
 		}
 	}
@@ -259,6 +263,10 @@ func (d *told) stored(s *slot, e *kvevent.Event) {
 			}
 		}
 		d.stats.Stored++
+		if at != 0 && s.state == Exact && t.at(r).state&otherBits == 0 {
+			// It was generated: what follows the request goes on to it.
+			t.moveSpare(at, r)
+		}
 		d.hold(s, name, r, where)
 		at, before = r, t.hash(r)
 	}
@@ -287,7 +295,7 @@ func (d *told) touch(t *tree, events []kvevent.Event) (n int) {
 		}
 	}
 	for _, h := range hashes[:found] {
-		t.touch(h)
+		t.fetch(h)
 	}
 	return max(n, 1)
 }
@@ -338,7 +346,18 @@ func (d *told) demote(s *slot) {
 		}
 	}
 	s.tree.clear(reason(GPU))
-	d.orphaned = false
+	d.orphaned, d.gpu = false, 0
+}
+
+// recount counts the copies on the GPU anew.
+func (d *told) recount(s *slot) {
+	t := &s.tree
+	d.gpu = 0
+	for r := t.following(t.top); r != t.top; r = t.following(r) {
+		d.gpu += t.holds(r, reason(GPU))
+		t.at(r).state &^= comingBit
+	}
+	d.most = max(d.most, d.gpu)
 }
 
 // inexact says why what is held is not exact though all events have been applied;
@@ -546,7 +565,10 @@ func (d *told) hold(s *slot, name uint64, r ref, where uint8) {
 	}
 	switch {
 	case tier == GPU:
+		d.gpu++
+		d.most = max(d.most, d.gpu)
 		t.release(r, expected)
+		s.shadow.comes(t, r)
 	case tier >= Disk:
 		d.outlive(s)
 	}
@@ -561,6 +583,10 @@ func (d *told) release(s *slot, name uint64, r ref, where uint8) bool {
 	if d.apart(name, where) {
 		subtract(d.sides, side{name, where})
 		subtract(d.others, uint64(r)<<8|uint64(tier))
+	}
+	if tier == GPU {
+		d.gpu--
+		d.evicts = true
 	}
 	return t.release(r, reason(tier))
 }

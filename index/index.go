@@ -1,6 +1,7 @@
 package index
 
 import (
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -259,18 +260,42 @@ func (x *Index) SetState(number int, state State, why string) {
 		return
 	}
 	s.state = state
+	s.tree.foresee(0)
 	switch state {
 	case Exact:
 		// Claims point to what is given up.
 		s.epoch, s.claims = x.epochs.Add(1), 0
 		s.audit.forget()
 		s.shadow.abandon(s)
+		s.told.recount(s)
 	case Approximate:
 		s.shadow.adopt(s)
 		s.told.demote(s)
 	case Mismatched:
 		s.shadow.adopt(s)
 	}
+}
+
+// foresee takes the engine to evict soon what it has no room for beside what
+// requests that were sent to it are yet to make it hold. Their events will tell so;
+// others are scheduled before those come, and do not find it.
+//
+// The tree's order is that in which the engine would evict: what requests use is
+// no leaf, and comes back to the end when they end.
+func (s *slot) foresee() {
+	if s.state != Exact {
+		return
+	}
+	room := int(s.shadow.size / s.shadow.block)
+	if s.told.most > room {
+		// So the capacity is not what was said.
+		room = s.told.most
+		if !s.told.evicts {
+			room = math.MaxInt
+		}
+	}
+	wanted := s.tree.blocks[expected] + int((s.shadow.wanted+s.shadow.block-1)/s.shadow.block)
+	s.tree.foresee(max(0, s.told.gpu+wanted-room))
 }
 
 // doubt takes away what events have told of a block on the GPU, as the shadow

@@ -45,6 +45,7 @@ type shadow struct {
 	counted int64 // bytes of all this that the arena was told of
 
 	asked   int64     // tokens of memory that claims which wait for events want
+	wanted  int64     // tokens of memory that they have, or want, and events do not tell of
 	awaited []awaited // what events must confirm, the first due first
 	due     int       // those before it have been seen to
 
@@ -94,9 +95,9 @@ func (sh *shadow) reset(s *slot) {
 	sh.queue = list{}
 	sh.copies, sh.ends = nil, nil
 	sh.answers.reset()
-	sh.asked, sh.awaited, sh.due = 0, nil, 0
+	sh.asked, sh.wanted, sh.awaited, sh.due = 0, 0, nil, 0
 	sh.free = sh.size
-	sh.generating = generating{rate: sh.generating.rate, mean: sh.generating.mean}
+	sh.generating = generating{mean: sh.generating.mean, rate: sh.generating.rate, quiet: sh.generating.quiet}
 	sh.pressed = time.Time{}
 	sh.account(&s.tree)
 }
@@ -368,18 +369,19 @@ func (sh *shadow) evictNode(s *slot) {
 	}
 }
 
-// take makes a number of tokens' memory be in use.
-func (sh *shadow) take(s *slot, tokens int64, now time.Time) {
+// take makes a number of tokens' memory be in use. spare is how much more of it
+// must be free for SGLang to evict nothing.
+func (sh *shadow) take(s *slot, tokens, spare int64, now time.Time) {
 	if !sh.radix {
 		for n := 0; sh.free < tokens && sh.queue.first != 0; n++ {
-			if n%touchAtOnce == 0 {
-				sh.touchNext(&s.tree, (tokens-sh.free)/sh.block)
+			if n%fetchAtOnce == 0 {
+				sh.fetchNext(&s.tree, (tokens-sh.free)/sh.block)
 			}
 			sh.evict(s, sh.queue.first)
 		}
-	} else if sh.free < tokens {
-		// SGLang evicts as much as it wants to take, not what is short.
-		for enough := sh.free + tokens; sh.free < enough && sh.queue.first != 0; {
+	} else if want := tokens + spare; sh.free < want {
+		// SGLang evicts as much as it wants to be free, not what is short.
+		for enough := sh.free + want; sh.free < enough && sh.queue.first != 0; {
 			sh.evictNode(s)
 		}
 	}
@@ -389,15 +391,15 @@ func (sh *shadow) take(s *slot, tokens int64, now time.Time) {
 	}
 }
 
-// touchNext touches the first blocks of the queue, n of them and a few at most.
-func (sh *shadow) touchNext(t *tree, n int64) {
+// fetchNext fetches the first blocks of the queue, n of them and a few at most.
+func (sh *shadow) fetchNext(t *tree, n int64) {
 	x := sh.queue.first
-	for range min(n+1, touchAtOnce) {
+	for range min(n+1, fetchAtOnce) {
 		if x == 0 {
 			return
 		}
 		rec := t.at(x)
-		t.touch(rec.hash())
+		t.fetch(rec.hash())
 		x = rec.after
 	}
 }

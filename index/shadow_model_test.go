@@ -250,9 +250,11 @@ func (e *radixEngine) evictable(n *radixNode) int {
 	return sum
 }
 
-func (e *radixEngine) take(n int) {
-	if e.free < n {
-		for got := 0; got < n; {
+// take takes n pages for so many tokens, for which as many are evicted when they
+// are not free.
+func (e *radixEngine) take(n, tokens int) {
+	if e.free*e.page < tokens {
+		for got := 0; got*e.page < tokens; {
 			leaves := e.leaves(e.root)
 			if len(leaves) == 0 {
 				break
@@ -275,7 +277,11 @@ func (e *radixEngine) start(id int, prompt []uint32) int {
 	n, depth := e.match(e.pagesOf(prompt[:len(prompt)-1]))
 	e.lock(n, 1)
 	r := &radixRun{ids: slices.Clone(prompt), last: n, tree: depth, own: all - depth}
-	e.take(r.own)
+	tokens := len(prompt) - depth*e.page
+	if e.page > 1 {
+		tokens += e.page
+	}
+	e.take(r.own, tokens)
 	e.runs[id] = r
 	return depth * e.page
 }
@@ -308,7 +314,9 @@ func (e *radixEngine) finish(id int, generated []uint32) {
 		had := (len(r.ids) + e.page - 1) / e.page
 		r.ids = append(r.ids, generated[:len(generated)-1]...)
 		more := (len(r.ids)+e.page-1)/e.page - had
-		e.take(more)
+		for range more {
+			e.take(1, e.page)
+		}
 		r.own += more
 		e.enter(r)
 	}

@@ -40,32 +40,39 @@ const (
 // at its largest, tree.more has what is beyond it.
 const (
 	reachedBits  = 1<<Tiers - 1
-	spareBit     = 1 << 4  // it is a spare record
-	branchBit    = 1 << 5  // it is in tree.branches
-	listedBit    = 1 << 6  // it is in a list of the tree's user
-	leafBit      = 1 << 7  // it is in tree.leaves
-	forkBit      = 1 << 8  // another has come below it when there was one already
-	textBit      = 1 << 9  // the shadow's: it is a block of text
-	sharedBit    = 1 << 10 // the shadow's: others than the one who added it have used it
-	reasonsShift = 11
-	toldBits     = 1<<20 - 1<<reasonsShift // the counts of the tiers
-	otherBits    = 1<<32 - 1<<20
+	spareBit     = 1 << 4    // it is a spare record
+	branchBit    = 1 << 5    // it is in tree.branches
+	listedBit    = 1 << 6    // it is in a list of the tree's user
+	leafBit      = 1 << 7    // it is in tree.leaves
+	forkBit      = 1 << 8    // another has come below it when there was one already
+	textBit      = 1 << 9    // the shadow's: it is a block of text
+	sharedBit    = 1 << 10   // the shadow's: others than the one who added it have used it
+	comingBit    = sharedBit // where events tell: it is counted in shadow.wanted
+	leavingBit   = 1 << 11   // it is in tree.leaving
+	reasonsShift = 12
+	toldBits     = 1<<21 - 1<<reasonsShift // the counts of the tiers
+	otherBits    = 1<<32 - 1<<21
 )
 
 var (
-	countShift = [reasons]uint8{11, 14, 16, 18, 20, 22, 26}
-	countMax   = [reasons]uint32{7, 3, 3, 3, 3, 15, 63}
+	countShift = [reasons]uint8{12, 15, 17, 19, 21, 23, 27}
+	countMax   = [reasons]uint32{7, 3, 3, 3, 3, 15, 31}
 )
 
 // heldBits gives, for the state of a record, the tiers at which it is held: each
-// one at which there is a reason, and the slower ones.
+// one at which there is a reason, and the slower ones. What is leaving the GPU
+// does not count there.
 func heldBits(state uint32) uint32 {
 	const (
-		onGPU  = 7<<11 | 3<<20 | 15<<22
-		onCPU  = 3 << 14
-		onDisk = 3 << 16
-		remote = 3 << 18
+		toldGPU = 7 << 12
+		onGPU   = toldGPU | 3<<21 | 15<<23
+		onCPU   = 3 << 15
+		onDisk  = 3 << 17
+		remote  = 3 << 19
 	)
+	if state&leavingBit != 0 {
+		state &^= toldGPU
+	}
 	switch {
 	case state&onGPU != 0:
 		return 0b1111
@@ -100,6 +107,7 @@ type tree struct {
 	freed    int      // how many
 	records  int      // how many are in use, top aside
 	leaves   list     // those that giveUp may take
+	leaving  list     // those that do not count on the GPU any more
 	branches branches
 	more     map[uint64]uint32 // by ref<<8 | reason
 	blocks   [reasons]int      // how many have the reason
@@ -109,7 +117,7 @@ type tree struct {
 	credit   int // how many may come for those that were given up
 	// dropped is told of each record that goes.
 	dropped func(ref)
-	touched uint64 // nothing; it keeps what touch reads from being left out
+	fetched uint64 // nothing; it keeps what fetch reads from being left out
 }
 
 // laneByTier is a tree's lane for each tier that it uses. It is one word, so that
@@ -203,10 +211,7 @@ func (t *tree) find(parent ref, h Hash) ref {
 			return 0
 		}
 	}
-	if rec.state&leafBit != 0 && t.leaves.last != c {
-		t.cut(&t.leaves, c)
-		t.link(&t.leaves, c, t.leaves.last)
-	}
+	t.touch(c)
 	return c
 }
 
@@ -302,12 +307,12 @@ func (t *tree) giveWay(keep ref) int {
 	return t.makeRoom()
 }
 
-// touch fetches what the table has of a block that comes or goes soon.
-func (t *tree) touch(h Hash) { t.touched += t.arena.table.touch(h) }
+// fetch reads what the table has of a block that comes or goes soon.
+func (t *tree) fetch(h Hash) { t.fetched += t.arena.table.touch(h) }
 
-// touchAtOnce is how many blocks are touched before the first of them comes or
+// fetchAtOnce is how many blocks are fetched before the first of them comes or
 // goes: so many are on their way at the same time, and are still there then.
-const touchAtOnce = 32
+const fetchAtOnce = 32
 
 // alloc takes one of the free records, of which there are some.
 func (t *tree) alloc() ref {
@@ -356,8 +361,10 @@ func (t *tree) hang(r, parent ref) {
 		t.relist(parent)
 		return
 	}
-	p.state |= forkBit
 	first := t.at(p.child)
+	if (rec.state|first.state)&spareBit == 0 {
+		p.state |= forkBit
+	}
 	rec.prev, rec.next = p.child, first.next
 	if first.next != 0 {
 		t.at(first.next).prev = r
@@ -493,6 +500,36 @@ func (t *tree) release(r ref, why reason) bool {
 // holds tells how often there is a reason.
 func (t *tree) holds(r ref, why reason) int { return int(t.count(r, t.at(r).state, why)) }
 
+// moveSpare hangs the oldest spare record of one block below another.
+func (t *tree) moveSpare(from, to ref) {
+	r := t.at(from).child
+	for r != 0 && !t.isSpare(r) {
+		r = t.at(r).next
+	}
+	if r == 0 {
+		return
+	}
+	t.takeOut(r)
+	rec := t.at(r)
+	rec.prev, rec.next = 0, 0
+	t.hang(r, to)
+	t.relist(from)
+	t.relist(to)
+}
+
+// takeOut takes a record out of those below its parent.
+func (t *tree) takeOut(r ref) {
+	rec := t.at(r)
+	if rec.prev != 0 {
+		t.at(rec.prev).next = rec.next
+	} else {
+		t.at(rec.parent).child = rec.next
+	}
+	if rec.next != 0 {
+		t.at(rec.next).prev = rec.prev
+	}
+}
+
 // drop gives a record back for which there is no reason and which nothing is
 // below, or a spare one, and does nothing to others.
 func (t *tree) drop(r ref) {
@@ -524,23 +561,15 @@ func (t *tree) unhang(r ref) {
 	if rec.state&branchBit != 0 {
 		t.branches.remove(t, r)
 	}
-	if rec.prev != 0 {
-		t.at(rec.prev).next = rec.next
-	} else {
-		t.at(rec.parent).child = rec.next
-	}
-	if rec.next != 0 {
-		t.at(rec.next).prev = rec.prev
-	}
+	t.takeOut(r)
 	parent := rec.parent
 	t.discard(r)
 	if p := t.at(parent); p.child == 0 {
 		t.relist(parent)
 		// It was in use no later than what was below it, and goes next, unless
 		// other prompts went on from it.
-		if p.state&leafBit != 0 && p.state&forkBit == 0 {
-			t.cut(&t.leaves, parent)
-			t.link(&t.leaves, parent, 0)
+		if p.state&forkBit == 0 {
+			t.next(parent)
 		}
 		p.state &^= forkBit
 	}
@@ -556,9 +585,9 @@ func (t *tree) clear(whys ...reason) {
 		return
 	}
 	// From below upwards, so that what is dropped has nothing below it any more.
-	for r, on, ahead := t.lowest(t.top), ref(0), t.touchUp(0); r != t.top; r = on {
+	for r, on, ahead := t.lowest(t.top), ref(0), t.fetchUp(0); r != t.top; r = on {
 		if on = t.above(r); r == ahead {
-			ahead = t.touchUp(r)
+			ahead = t.fetchUp(r)
 		}
 		rec := t.at(r)
 		if rec.state&spareBit != 0 {
@@ -590,14 +619,14 @@ func (t *tree) above(r ref) ref {
 	return rec.parent
 }
 
-// touchUp touches a few of those from r on in that order, or from the first on
+// fetchUp fetches a few of those from r on in that order, or from the first on
 // for 0, and returns the first that it has not.
-func (t *tree) touchUp(r ref) ref {
+func (t *tree) fetchUp(r ref) ref {
 	if r == 0 {
 		r = t.lowest(t.top)
 	}
-	for n := 0; n < touchAtOnce && r != t.top; n++ {
-		t.touch(t.hash(r))
+	for n := 0; n < fetchAtOnce && r != t.top; n++ {
+		t.fetch(t.hash(r))
 		r = t.above(r)
 	}
 	return r
@@ -616,12 +645,12 @@ func (t *tree) lowest(r ref) ref {
 func (t *tree) empty() {
 	// First the reasons, so that none is put among the leaves meanwhile.
 	for r := t.following(t.top); r != t.top; r = t.following(r) {
-		t.at(r).state &^= toldBits | otherBits | leafBit
+		t.at(r).state &^= toldBits | otherBits | leafBit | leavingBit
 	}
-	t.leaves = list{}
-	for r, on, ahead := t.lowest(t.top), ref(0), t.touchUp(0); r != t.top; r = on {
+	t.leaves, t.leaving = list{}, list{}
+	for r, on, ahead := t.lowest(t.top), ref(0), t.fetchUp(0); r != t.top; r = on {
 		if on = t.above(r); r == ahead {
-			ahead = t.touchUp(r)
+			ahead = t.fetchUp(r)
 		}
 		rec := t.at(r)
 		t.leave(rec, rec.state&reachedBits)
@@ -646,7 +675,8 @@ func (t *tree) partFrom() *tree {
 		records: t.records, branches: t.branches, more: t.more,
 	}
 	old.lane.packed.Store(t.lane.packed.Swap(0))
-	t.leaves, t.branches, t.more, t.blocks, t.credit = list{}, branches{}, nil, [reasons]int{}, 0
+	t.leaves, t.leaving, t.branches, t.more = list{}, list{}, branches{}, nil
+	t.blocks, t.credit = [reasons]int{}, 0
 	t.init(t.arena, t.lanes)
 	return old
 }
@@ -752,13 +782,20 @@ func (t *tree) leave(rec *record, tiers uint32) {
 }
 
 // relist puts a record into leaves, or takes it out, as it is now: those are in
-// it that nothing is below, that are held for what events have told and for
-// nothing else, and that are in no other list. The order is that in which they
-// were last told of or asked for.
+// it that nothing is below but what is leaving, that are held for what events have
+// told and for nothing else, and that are in no other list. The order is that in
+// which they were last told of or asked for.
 func (t *tree) relist(r ref) {
 	rec := t.at(r)
+	if rec.state&leavingBit != 0 && rec.state>>countShift[GPU]&countMax[GPU] == 0 {
+		rec.state &^= leavingBit
+		t.cut(&t.leaving, r)
+	}
+	if p := t.at(rec.parent); p.state&toldBits != 0 && p.state&leavingBit == 0 && (p.state&leafBit != 0) == stays(rec) {
+		t.relist(rec.parent)
+	}
 	is := rec.state&leafBit != 0
-	should := rec.child == 0 && rec.state&toldBits != 0 && rec.state&(otherBits|spareBit|listedBit) == 0
+	should := rec.state&toldBits != 0 && rec.state&(otherBits|spareBit|listedBit|leavingBit) == 0 && !t.staysBelow(rec)
 	switch {
 	case is && !should:
 		rec.state &^= leafBit
@@ -769,10 +806,104 @@ func (t *tree) relist(r ref) {
 	}
 }
 
+// staysBelow: something is below a record that is not leaving.
+func (t *tree) staysBelow(rec *record) bool {
+	for c := rec.child; c != 0; {
+		below := t.at(c)
+		if stays(below) {
+			return true
+		}
+		c = below.next
+	}
+	return false
+}
+
+// stays: a record keeps the block before it from being a leaf.
+func stays(rec *record) bool {
+	switch {
+	case rec.state&(otherBits|spareBit) != 0:
+		return true
+	case rec.state&toldBits != 0:
+		return rec.state&leavingBit == 0
+	}
+	return rec.child != 0
+}
+
+// maxPassed is how many leaves that are not what is looked for are passed over.
+const maxPassed = 64
+
+// foresee makes n blocks be leaving: the leaves that have not been told of or
+// asked for for the longest time, and what is before those when they are gone.
+// The first of them stay until they are gone; what came last is taken back first.
+func (t *tree) foresee(n int) {
+	for t.leaving.n > n {
+		r := t.leaving.last
+		rec := t.at(r)
+		t.cut(&t.leaving, r)
+		rec.state &^= leavingBit
+		t.reach(r)
+		t.relist(r)
+		t.next(r)
+		t.relist(rec.parent)
+	}
+	passed := 0
+	for r := t.leaves.first; r != 0 && t.leaving.n < n; r = t.leaves.first {
+		rec := t.at(r)
+		t.cut(&t.leaves, r)
+		if rec.state>>countShift[GPU]&countMax[GPU] == 0 {
+			// It is held elsewhere only.
+			t.link(&t.leaves, r, t.leaves.last)
+			if passed++; passed == maxPassed {
+				break
+			}
+			continue
+		}
+		rec.state = rec.state&^leafBit | leavingBit
+		t.link(&t.leaving, r, t.leaving.last)
+		t.unreach(r)
+		// What is before it was used no later.
+		t.relist(rec.parent)
+		t.next(rec.parent)
+	}
+}
+
+// stay takes a block that is leaving not to be so, nor those before it: it is in
+// use.
+func (t *tree) stay(r ref) {
+	for rec := t.at(r); rec.state&leavingBit != 0; rec = t.at(r) {
+		rec.state &^= leavingBit
+		t.cut(&t.leaving, r)
+		if t.zero(r, expected) {
+			t.blocks[expected]--
+		}
+		t.reach(r)
+		t.relist(r)
+		r = rec.parent
+		t.relist(r)
+	}
+}
+
+// touch makes a leaf the last of them, and does nothing to others.
+func (t *tree) touch(r ref) {
+	if t.at(r).state&leafBit != 0 && t.leaves.last != r {
+		t.cut(&t.leaves, r)
+		t.link(&t.leaves, r, t.leaves.last)
+	}
+}
+
+// next makes a leaf the first of them, and does nothing to others.
+func (t *tree) next(r ref) {
+	if t.at(r).state&leafBit != 0 && t.leaves.first != r {
+		t.cut(&t.leaves, r)
+		t.link(&t.leaves, r, 0)
+	}
+}
+
 // giveUp drops the leaf that has not been told of or asked for for the longest
 // time, of those that are held for no other reason than that events have told
 // so. It reports whether there was one.
 func (t *tree) giveUp() bool {
+	t.foresee(0)
 	r := t.leaves.first
 	if r == 0 {
 		return false

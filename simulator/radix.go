@@ -168,15 +168,34 @@ func (c *radixCache) admit(s *Sequence, tokens int) (int, bool) {
 		node = n
 	}
 	fresh -= back
-	c.vacate(fresh)
+	c.vacateTokens(tokens - hits*c.naming.block)
 	c.free -= fresh
 	s.node, s.shared, s.own = node, hits, fresh
 	return hits * c.naming.block, true
 }
 
-// vacate evicts until so many pages are free, or nothing can leave.
+// vacateTokens makes room for so many tokens of one sequence. SGLang reckons with
+// a page more than they take, where a page has several.
+func (c *radixCache) vacateTokens(tokens int) {
+	if c.naming.block > 1 {
+		tokens += c.naming.block
+	}
+	if c.free*c.naming.block < tokens {
+		c.evict(ceilDiv(tokens, c.naming.block))
+	}
+}
+
+// vacate makes room for so many pages.
 func (c *radixCache) vacate(pages int) {
-	for c.free < pages {
+	if c.free < pages {
+		c.evict(pages)
+	}
+}
+
+// evict evicts so many pages, or more as nodes leave whole. SGLang evicts as many
+// as it wants to have room for, not as are short.
+func (c *radixCache) evict(pages int) {
+	for enough := c.free + pages; c.free < enough; {
 		var oldest *radixNode
 		for _, r := range c.roots {
 			oldest = r.oldest(oldest, func(n *radixNode) bool { return n.gpu && n.users == 0 && !n.gpuBelow() })
