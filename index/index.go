@@ -2,6 +2,7 @@ package index
 
 import (
 	"math"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -74,8 +75,9 @@ func (l *lanes) giveBack(taken lane) {
 // slot is one engine endpoint. Look reads the lanes of its tree, and what of
 // its shadow is made for that, without the mutex.
 type slot struct {
-	number int
-	size   atomic.Int64 // the records of its tree, for the choice of who gives up some
+	number  int
+	size    atomic.Int64 // the records of its tree, for the choice of who gives up some
+	waiting atomic.Int32 // goroutines that wait for the mutex
 
 	mu     sync.Mutex // guards what follows
 	gone   bool       // it has left
@@ -145,12 +147,25 @@ func (x *Index) lock(number int) *slot {
 	if s == nil {
 		return nil
 	}
-	s.mu.Lock()
+	if !s.mu.TryLock() {
+		s.waiting.Add(1)
+		s.mu.Lock()
+		s.waiting.Add(-1)
+	}
 	if s.gone {
 		s.mu.Unlock()
 		return nil
 	}
 	return s
+}
+
+// giveTurn ends what lock began, for one who will be back at once: whoever waits
+// goes first.
+func (s *slot) giveTurn() {
+	s.unlock()
+	if s.waiting.Load() > 0 {
+		runtime.Gosched()
+	}
 }
 
 // unlock ends what lock began.
@@ -308,6 +323,7 @@ func (s *slot) doubt(r ref) {
 	// It is guessed, so it is held as before.
 	if t.zero(r, reason(GPU)) {
 		t.blocks[GPU]--
+		s.told.doubted = true
 	}
 }
 
