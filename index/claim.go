@@ -260,9 +260,9 @@ func (sh *shadow) claim(s *slot, c *Claim, p *Prompt, now time.Time) {
 		return
 	}
 	for ; i < n; i++ {
-		if (i-hit)%touchAtOnce == 0 {
-			for _, h := range p.Chain[i:min(i+touchAtOnce, n)] {
-				t.touch(h)
+		if (i-hit)%fetchAtOnce == 0 {
+			for _, h := range p.Chain[i:min(i+fetchAtOnce, n)] {
+				t.fetch(h)
 			}
 		}
 		q := t.add(r, p.Chain[i])

@@ -290,10 +290,10 @@ func (d *told) stored(s *slot, e *kvevent.Event) {
 		// As touch does.
 		for i, name := range e.Hashes {
 			if d.names.n > 0 {
-				t.touched += uint64(d.names.cells[d.names.home(name)])
+				t.fetched += uint64(d.names.cells[d.names.home(name)])
 			}
 			if i < len(d.chain) {
-				t.touch(d.chain[i])
+				t.fetch(d.chain[i])
 			}
 		}
 	}
@@ -363,7 +363,7 @@ func (d *told) touch(t *tree, events []kvevent.Event) (n int) {
 		}
 	}
 	for _, h := range hashes[:found] {
-		t.touch(h)
+		t.fetch(h)
 	}
 	return max(n, 1)
 }

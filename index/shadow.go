@@ -165,14 +165,13 @@ func (sh *shadow) giveUp(s *slot) bool {
 
 // beyond adds to what a slot holds of a prompt's full blocks what was
 // generated behind them. It takes no lock.
-func (sh *shadow) beyond(p *Prompt, h Held) Held {
+func (sh *shadow) beyond(p *Prompt, h *Held) {
 	depth := int(h[GPU])
 	if n := sh.answers.behind(p, depth); n > 0 {
 		for tier := range h {
 			h[tier] = max(h[tier], int32(depth+n))
 		}
 	}
-	return h
 }
 
 // account tells the arena what is held beside records.
@@ -375,8 +374,8 @@ func (sh *shadow) evictNode(s *slot) {
 func (sh *shadow) take(s *slot, tokens, spare int64, now time.Time) {
 	if !sh.radix {
 		for n := 0; sh.free < tokens && sh.queue.first != 0; n++ {
-			if n%touchAtOnce == 0 {
-				sh.touchNext(&s.tree, (tokens-sh.free)/sh.block)
+			if n%fetchAtOnce == 0 {
+				sh.fetchNext(&s.tree, (tokens-sh.free)/sh.block)
 			}
 			sh.evict(s, sh.queue.first)
 		}
@@ -392,15 +391,15 @@ func (sh *shadow) take(s *slot, tokens, spare int64, now time.Time) {
 	}
 }
 
-// touchNext touches the first blocks of the queue, n of them and a few at most.
-func (sh *shadow) touchNext(t *tree, n int64) {
+// fetchNext fetches the first blocks of the queue, n of them and a few at most.
+func (sh *shadow) fetchNext(t *tree, n int64) {
 	x := sh.queue.first
-	for range min(n+1, touchAtOnce) {
+	for range min(n+1, fetchAtOnce) {
 		if x == 0 {
 			return
 		}
 		rec := t.at(x)
-		t.touch(rec.hash())
+		t.fetch(rec.hash())
 		x = rec.after
 	}
 }

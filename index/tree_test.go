@@ -171,11 +171,11 @@ func checkTree(t *testing.T, tr *tree, w *wood, p plainTree, spares map[ref]int)
 		clear(depth)
 		tr.arena.table.match(depth, chain)
 		for tier := range Tier(Tiers) {
-			l := tr.lane[tier].Load()
-			if l == 0 {
+			l, ok := tr.lane.of(tier)
+			if !ok {
 				continue
 			}
-			if got, want := int(depth[l-1]), p.depth(path, tier); got != want {
+			if got, want := int(depth[l]), p.depth(path, tier); got != want {
 				t.Fatalf("path to %d at tier %d: %d blocks reached, want %d", b, tier, got, want)
 			}
 		}
