@@ -43,7 +43,6 @@ type told struct {
 	buf         []byte // for mixed
 	kept        []ref  // by keep, during a batch
 	chain       []Hash // for stored
-	touched     uint64 // nothing; it keeps what touch reads from being left out
 }
 
 // chosen is how the group that counts was chosen.
@@ -291,10 +290,10 @@ func (d *told) stored(s *slot, e *kvevent.Event) {
 		// As touch does.
 		for i, name := range e.Hashes {
 			if d.names.n > 0 {
-				d.touched += uint64(d.names.cells[d.names.home(name)])
+				t.fetched += uint64(d.names.cells[d.names.home(name)])
 			}
 			if i < len(d.chain) {
-				d.touched += t.arena.table.touch(d.chain[i])
+				t.fetch(d.chain[i])
 			}
 		}
 	}
@@ -364,7 +363,7 @@ func (d *told) touch(t *tree, events []kvevent.Event) (n int) {
 		}
 	}
 	for _, h := range hashes[:found] {
-		d.touched += t.arena.table.touch(h)
+		t.fetch(h)
 	}
 	return max(n, 1)
 }
@@ -789,6 +788,14 @@ func (n *names) insert(t *tree, name uint64, r ref) {
 	n.n++
 }
 
+// reserve makes room for so many names. Names that come in the order of another
+// table need it: in a smaller one they would all lie side by side.
+func (n *names) reserve(t *tree, most int) {
+	if 2*most > len(n.cells) {
+		n.resize(t, max(64, 2*most))
+	}
+}
+
 func (n *names) put(name uint64, r ref) {
 	i := n.home(name)
 	for n.cells[i] != 0 {
@@ -934,7 +941,9 @@ func (d *told) restore(s *slot, data []byte, record func(uint32) ref) error {
 		e := kvevent.Event{Medium: string(r.bytes()), Locality: string(r.bytes()), Ownership: string(r.bytes())}
 		d.residency(&e)
 	}
-	for range r.number(uint64(len(r.rest) / 9)) {
+	named := r.number(uint64(len(r.rest) / 9))
+	d.names.reserve(t, min(int(named), t.records))
+	for range named {
 		at := record(uint32(r.number(1<<32 - 1)))
 		n := name()
 		if r.err != nil {
