@@ -24,7 +24,8 @@ type engineCache struct {
 	block, blocks int
 	uncached      bool
 	published     int // how many tokens a block has by the engine's events
-	doubted       int // the block that was told and differs from what is configured
+	// What was told and differs from what is configured.
+	doubtedBlock, doubtedBlocks int
 }
 
 // expire is the goroutine that lets the index give up what engines should have
@@ -199,10 +200,15 @@ func (f *fleet) joinIndexLocked(cfg *Config, m *member) bool {
 		Capacity:     cmp.Or(m.cfg.KVBlocks, m.cache.blocks, cfg.Index.DefaultCapacity),
 		AfterPrefill: m.engine() == "sglang",
 	}
-	if n := m.cache.block; n > 0 && n != slot.BlockSize && n != m.cache.doubted {
-		m.cache.doubted = n
+	if n := m.cache.block; n > 0 && n != slot.BlockSize && n != m.cache.doubtedBlock {
+		m.cache.doubtedBlock = n
 		f.log.Warn("models[].block_size is not what the engine tells; what is configured is used, and predicts wrongly if the engine is right",
 			"replica", m.id, "configured", slot.BlockSize, "told", n)
+	}
+	if n := m.cache.blocks; n > 0 && n != slot.Capacity && n != m.cache.doubtedBlocks {
+		m.cache.doubtedBlocks = n
+		f.log.Warn("kv_blocks is not what the engine tells; what is configured is used, and predicts wrongly if the engine is right",
+			"replica", m.id, "configured", slot.Capacity, "told", n)
 	}
 	joins := !m.cache.joined
 	anew := joins || m.cache.slot.Model != slot.Model || m.cache.slot.BlockSize != slot.BlockSize
@@ -365,6 +371,14 @@ func (f *fleet) nameCachesLocked(cfg *Config) {
 		taken[chosen] = true
 		for _, name := range groups[g] {
 			names[name] = chosen
+		}
+	}
+	if f.warm != nil {
+		// Those from before the agent was started wait for who is served by them.
+		for name, was := range f.cacheNames {
+			if names[name] == "" && !taken[was] {
+				names[name] = was
+			}
 		}
 	}
 	f.cacheNames = names

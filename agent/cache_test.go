@@ -3,12 +3,14 @@ package agent
 import (
 	"encoding/json"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/inferrail/inferrail/index"
+	"github.com/inferrail/inferrail/index/kvevent"
 )
 
 // cacheNames renders the names that models have in the index: name>cache name,
@@ -83,6 +85,24 @@ func TestCacheNames(t *testing.T) {
 	// Another model of that name comes.
 	a.set("/v1/models", lists("x:r", "y:q"))
 	expect("x>x y>y", "a=x")
+}
+
+// The names of before a restart of the agent are there until somebody is served
+// by them.
+func TestCacheNamesOfBefore(t *testing.T) {
+	cfg := DefaultConfig()
+	f := &fleet{warm: &warmth{}, cacheNames: map[string]string{"x": "y", "w": "v", "u": "s"}}
+	f.nameCachesLocked(&cfg) // as at the start, when nobody has been found
+	f.members = []*member{{models: []card{{ID: "x", Root: "r"}, {ID: "a", Root: "r"}, {ID: "v"}}}}
+	f.nameCachesLocked(&cfg)
+	if got, want := fmt.Sprint(f.cacheNames), "map[a:y u:s v:v x:y]"; got != want {
+		t.Errorf("they are %s, want %s", got, want)
+	}
+	f.warm = nil
+	f.nameCachesLocked(&cfg)
+	if got, want := fmt.Sprint(f.cacheNames), "map[a:y v:v x:y]"; got != want {
+		t.Errorf("later they are %s, want %s", got, want)
+	}
 }
 
 // Of several names of which none had one before, it is the one that the
@@ -168,5 +188,90 @@ func TestMismatch(t *testing.T) {
 	eventually(t, func() bool { return len(s.fleet.index.Stats(nil)) == 1 }, func() string { return "it is not in the index" })
 	if got := state(); got != fmt.Sprint(1, index.Exact, "its events are whole again") {
 		t.Errorf("the slot is %s", got)
+	}
+}
+
+// What is configured of a cache and is not what the engine tells is used, and
+// told once.
+func TestDoubtfulCaches(t *testing.T) {
+	engine := startEngine(t, 0, "m")
+	c := DefaultConfig()
+	c.Models = []ModelConfig{{Name: "m", BlockSize: 4}}
+	c.Replicas = []ReplicaConfig{{ID: "r", URL: engine.URL(), KVBlocks: 100}}
+	if err := c.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	log := &lines{}
+	s := newStageOf(t, &c, func(f *fleet) { f.log = log.logger() })
+	for _, want := range []string{
+		`"models[].block_size is not what the engine tells; what is configured is used, and predicts wrongly if the engine is right" replica=r configured=4 told=16`,
+		`"kv_blocks is not what the engine tells; what is configured is used, and predicts wrongly if the engine is right" replica=r configured=100 told=16384`,
+	} {
+		eventually(t, func() bool { return strings.Contains(log.String(), want) }, func() string { return "the log lacks " + want + ":\n" + log.String() })
+		s.fleet.mu.Lock()
+		s.fleet.publishLocked()
+		s.fleet.mu.Unlock()
+		if n := strings.Count(log.String(), want); n != 1 {
+			t.Errorf("it is told %d times:\n%s", n, log)
+		}
+	}
+}
+
+// Replicas that come and go leave nothing behind: no goroutine, no connection, no
+// slot and nothing that is said of it.
+func TestCachesOfThoseThatComeAndGo(t *testing.T) {
+	const replicas, rounds = 12, 2
+	p := newGoPublisher(t, kvevent.VLLM)
+	p.do("send 50")
+	e := startPaged(t)
+	e.set("/metrics", vllmPage(1000, 4, 500, "True", 100))
+	s := newStageOf(t, quick())
+	f := s.fleet
+	// ours are the goroutines that work for members.
+	ours := func() (n int, text string) {
+		stacks := make([]byte, 4<<20)
+		for g := range strings.SplitSeq(string(stacks[:runtime.Stack(stacks, true)]), "\n\n") {
+			if strings.Contains(g, "agent.(*fleet)") && !strings.Contains(g, "agent.(*fleet).expire(") || strings.Contains(g, "agent.(*zmtpConn)") {
+				n, text = n+1, text+g+"\n\n"
+			}
+		}
+		return n, text
+	}
+	for round := range rounds {
+		var list []finding
+		for i := range replicas {
+			list = append(list, finding{ReplicaConfig: ReplicaConfig{ID: fmt.Sprint(round, "-", i), URL: e.URL,
+				KVEvents: KVEventsConfig{Endpoint: "tcp://" + p.events, ReplayEndpoint: "tcp://" + p.replay}}, source: "test"})
+		}
+		if err := f.apply(list); err != nil {
+			t.Fatal(err)
+		}
+		exact := func() (n int) {
+			for _, st := range f.index.Stats(nil) {
+				if st.State == index.Exact && st.Blocks[index.GPU] == 50 {
+					n++
+				}
+			}
+			return n
+		}
+		eventually(t, func() bool { return exact() == replicas }, func() string { return fmt.Sprintf("%d of %d are exact", exact(), replicas) })
+		if err := f.apply(nil); err != nil {
+			t.Fatal(err)
+		}
+		left := func() string {
+			f.mu.Lock()
+			leaving, servers := len(f.leaving), len(f.servers)
+			f.mu.Unlock()
+			f.states.mu.Lock()
+			said := len(f.states.slots)
+			f.states.mu.Unlock()
+			n, stacks := ours()
+			if leaving+servers+said+f.index.Totals().Slots+n == 0 {
+				return ""
+			}
+			return fmt.Sprintf("round %d: %d replicas, %d servers, %d of the index, %d of whom something is said, %d goroutines\n%s",
+				round, leaving, servers, f.index.Totals().Slots, said, n, stacks)
+		}
+		eventually(t, func() bool { return left() == "" }, left)
 	}
 }

@@ -627,18 +627,20 @@ func (c *Config) validateReplicas(p *problems) {
 	if len(c.Replicas) == 0 && len(c.Discovery.DNS) == 0 && !c.Discovery.Local {
 		p.add("replicas", "are missing; name an engine here or with --replica http://host:port, let discovery.dns or discovery.local (--discover-local) find some, or try --sim 3")
 	}
-	ids := map[string]string{}  // id -> path
-	urls := map[string]string{} // url -> path
+	ids := map[string]string{}        // id -> path
+	urls := map[string]string{}       // url -> path
+	publishers := map[string]string{} // endpoint -> path
 	for i := range c.Replicas {
 		r := &c.Replicas[i]
 		path := fmt.Sprintf("replicas[%d]", i)
 		host := p.engineURL(path+".url", r.URL)
 		if host != "" {
-			key := host + strings.TrimSuffix(r.URL[strings.Index(r.URL, "//")+2+len(host):], "/")
-			if first, ok := urls[key]; ok {
-				p.add(path+".url", "%s is already %s", r.URL, first)
+			for _, key := range (&finding{ReplicaConfig: *r}).keys() {
+				if first, ok := urls[key]; ok {
+					p.add(path+".url", "%s is already %s", r.URL, first)
+				}
+				urls[key] = path + ".url"
 			}
-			urls[key] = path + ".url"
 		}
 		if r.ID == "" {
 			r.ID = host
@@ -653,7 +655,10 @@ func (c *Config) validateReplicas(p *problems) {
 			ids[r.ID] = path + ".id"
 		}
 		p.engine(path, engineKeys{r.Engine, r.Models, r.APIKey, r.APIKeyFile, r.MaxConcurrency, r.MaxPending})
-		r.KVEvents.validate(p, path+".kv_events")
+		r.KVEvents.validate(p, path+".kv_events", r.Engine)
+		if name, _, err := net.SplitHostPort(host); err == nil {
+			r.KVEvents.validateRanks(p, path+".kv_events", name, r.DataParallel, publishers)
+		}
 		if n := r.KVBlocks; n < 0 || n > mostBlocks {
 			p.add(path+".kv_blocks", "%d is outside 0 to %d; leave it out to ask the engine", n, mostBlocks)
 		}
@@ -702,7 +707,7 @@ func (c *Config) validateDiscovery(p *problems) {
 		}
 		seen[key] = path
 		p.engine(path, engineKeys{d.Engine, d.Models, d.APIKey, d.APIKeyFile, d.MaxConcurrency, d.MaxPending})
-		d.KVEvents.validate(p, path+".kv_events")
+		d.KVEvents.validate(p, path+".kv_events", d.Engine)
 		for _, e := range d.KVEvents.endpoints() {
 			if here, err := parseEndpoint(e.value, "a", 0); err == nil {
 				if there, err := parseEndpoint(e.value, "b", 0); err == nil && here == there {

@@ -18,15 +18,19 @@ import (
 type feed struct {
 	ctx    context.Context
 	from   publisher
+	opened time.Time
 	sub    *zmtpConn
 	dealer *zmtpConn // for replays; nil until there was one, and after one that failed
 }
 
-// What a publisher may send at once, and how long it may take. vLLM looks for
+// What a publisher may send at once, and how long it may take. A step of an engine
+// takes a megabyte at most: some ten thousand tokens of 5 bytes, the names of
+// their blocks and of those that they replace. vLLM looks for
 // requests between two messages, every 100 ms while it has none to publish;
 // SGLang after each.
 const (
 	maxEventParts     = 4
+	maxEventBytes     = 16 << 20
 	messageTime       = 30 * time.Second
 	maxSnapshotBytes  = 300 << 20
 	maxSnapshotChunks = 1 << 16
@@ -36,7 +40,7 @@ const (
 	snapshotTime      = time.Minute
 )
 
-var eventLimits = zmtpLimits{bytes: kvevent.MaxPayload + 64<<10, frames: maxEventParts, time: messageTime}
+var eventLimits = zmtpLimits{bytes: maxEventBytes, frames: maxEventParts, time: messageTime}
 
 // snapshots lets one snapshot be in memory at one time: it is the largest thing
 // that is ever held of a publisher.
@@ -48,7 +52,7 @@ func openFeed(ctx context.Context, from publisher) (*feed, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", from.events, err)
 	}
-	f := &feed{ctx: ctx, from: from, sub: sub}
+	f := &feed{ctx: ctx, from: from, opened: time.Now(), sub: sub}
 	if err := sub.subscribe(from.topic); err != nil {
 		f.close()
 		return nil, fmt.Errorf("%s: cannot subscribe: %w", from.events, err)
@@ -151,6 +155,9 @@ func (f *feed) replayOnce(r *replay) (err error) {
 	}
 	patience := replyTime
 	for {
+		if time.Now().After(r.last) {
+			return errors.New("its replies have no end")
+		}
 		if err := f.dealer.until(time.Now().Add(min(patience, time.Until(r.last)))); err != nil {
 			return err
 		}

@@ -36,8 +36,9 @@ type fleet struct {
 	discovery *discovery
 	prompts   *prompts
 	// index knows what the members' engines hold.
-	index  *index.Index
-	states *slotStates
+	index      *index.Index
+	states     *slotStates
+	eventsIdle time.Duration // see there
 
 	stopped context.Context
 	stop    context.CancelFunc
@@ -95,6 +96,8 @@ func newFleet(cfg *Config, log *slog.Logger, publish func(*proxy.Fleet), engines
 		health:   health{HealthConfig: cfg.Health},
 		shadowed: map[string]bool{},
 		serving:  make(chan struct{}),
+
+		eventsIdle: eventsIdle,
 	}
 	f.states = &slotStates{index: f.index, slots: map[int]slotState{}}
 	f.cfg.Store(cfg)

@@ -1,8 +1,11 @@
 package agent
 
 import (
+	"fmt"
 	"math"
 	"net/http"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -12,11 +15,13 @@ import (
 
 // indexReport is what /debug/index shows.
 type indexReport struct {
-	Bytes    int64        `json:"bytes"`
-	MaxBytes int64        `json:"max_bytes"`
-	Entries  int64        `json:"entries"` // blocks, counted at each slot
-	Resets   int64        `json:"resets"`
-	Slots    []slotReport `json:"slots"`
+	Bytes    int64 `json:"bytes"`
+	MaxBytes int64 `json:"max_bytes"`
+	Entries  int64 `json:"entries"` // blocks, counted at each slot
+	Resets   int64 `json:"resets"`
+	// States are how many slots are in each.
+	States map[string]int `json:"states"`
+	Slots  []slotReport   `json:"slots"`
 }
 
 // slotReport is one slot of it.
@@ -73,10 +78,12 @@ type eventsReport struct {
 	Replays   uint64  `json:"replays"`
 	// Unanswered are requests, for replays and snapshots, without an answer.
 	Unanswered uint64 `json:"unanswered"`
-	Snapshots  uint64 `json:"snapshots"`
-	Resets     uint64 `json:"resets"`
-	Lost       uint64 `json:"lost_batches"`
-	Malformed  uint64 `json:"malformed"`
+	// Trouble is why the last of them has failed.
+	Trouble   string `json:"trouble,omitempty"`
+	Snapshots uint64 `json:"snapshots"`
+	Resets    uint64 `json:"resets"`
+	Lost      uint64 `json:"lost_batches"`
+	Malformed uint64 `json:"malformed"`
 }
 
 // indexStates are the states of slots as pages and metrics name them.
@@ -105,7 +112,11 @@ func (f *fleet) indexReport() indexReport {
 	f.mu.Unlock()
 
 	total := f.index.Totals()
-	out := indexReport{Bytes: total.Bytes, MaxBytes: total.Limit, Entries: total.Entries, Resets: total.Resets, Slots: []slotReport{}}
+	out := indexReport{Bytes: total.Bytes, MaxBytes: total.Limit, Entries: total.Entries, Resets: total.Resets,
+		States: map[string]int{}, Slots: []slotReport{}}
+	for _, name := range indexStates {
+		out.States[name] = 0
+	}
 	for _, st := range f.index.Stats(nil) {
 		m := bySlot[st.Slot]
 		if m == nil {
@@ -123,6 +134,7 @@ func (f *fleet) indexReport() indexReport {
 		a := &st.Audited
 		row.Prediction = prediction{a.Responses, a.Predicted, a.Actual, a.Error, a.Over, a.Under}
 		row.Since, row.Events = m.subscriber.report()
+		out.States[row.State]++
 		out.Slots = append(out.Slots, row)
 	}
 	return out
@@ -140,14 +152,24 @@ func (s *subscriber) report() (since time.Time, _ *eventsReport) {
 		Endpoint: is.from.events.String(), Replay: is.from.replay.String(), Snapshot: is.from.snapshot.String(), Topic: is.from.topic,
 		Connected: is.connected, Next: st.Next, LagMS: math.Round(st.Lag.Seconds()*1e5) / 100,
 		Batches: st.Batches, Stored: c.stored.Load(), Removed: c.removed.Load(), Cleared: c.cleared.Load(), Unknown: st.Passed,
-		Gaps: st.Gaps, Replays: st.Replays, Unanswered: st.Unanswered, Snapshots: st.Snapshots, Resets: st.Resets,
+		Gaps: st.Gaps, Replays: st.Replays, Unanswered: st.Unanswered, Trouble: is.trouble, Snapshots: st.Snapshots, Resets: st.Resets,
 		Lost: st.Lost, Malformed: c.malformed.Load(),
 	}
 }
 
-// index shows what is known of the engines' KV caches.
-func (ad *admin) index(w http.ResponseWriter, _ *http.Request) {
-	ad.write(w, ad.agent.fleet.indexReport())
+// index shows what is known of the engines' KV caches: of all replicas, or of
+// those that ?replica= and ?state= name.
+func (ad *admin) index(w http.ResponseWriter, r *http.Request) {
+	replica, state := r.URL.Query().Get("replica"), r.URL.Query().Get("state")
+	if state != "" && !slices.Contains(indexStates[:], state) {
+		http.Error(w, fmt.Sprintf("state %q is unknown; want one of %s", state, strings.Join(indexStates[:], ", ")), http.StatusBadRequest)
+		return
+	}
+	report := ad.agent.fleet.indexReport()
+	report.Slots = slices.DeleteFunc(report.Slots, func(s slotReport) bool {
+		return replica != "" && s.Replica != replica || state != "" && s.State != state
+	})
+	ad.write(w, report)
 }
 
 // unwell is how long the events of a replica may be other than whole before

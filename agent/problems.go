@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/goccy/go-yaml"
+	"golang.org/x/sys/unix"
 )
 
 // problems collects what is wrong with a configuration. The zero value is none.
@@ -196,13 +197,15 @@ func (p *problems) modelFiles(path string, m ModelConfig) {
 
 // directoryOf checks that a file can be made where it is wanted.
 func (p *problems) directoryOf(path, file string) {
-	switch info, err := os.Stat(filepath.Dir(file)); {
-	case err != nil:
+	directory := filepath.Dir(file)
+	if info, err := os.Stat(directory); err != nil {
 		p.add(path, "cannot be written: %v", err)
-	case !info.IsDir():
-		p.add(path, "cannot be written: %s is not a directory", filepath.Dir(file))
-	case irregular(file):
+	} else if !info.IsDir() {
+		p.add(path, "cannot be written: %s is not a directory", directory)
+	} else if info, err := os.Stat(file); err == nil && !info.Mode().IsRegular() {
 		p.add(path, "%s is there and is not a file", file)
+	} else if err := unix.Access(directory, unix.W_OK|unix.X_OK); err != nil {
+		p.add(path, "no file can be made in %s: %v", directory, err)
 	}
 }
 

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -45,7 +46,10 @@ type promptReport struct {
 	Rendered    *string          `json:"rendered"`
 	RenderedWhy string           `json:"rendered_why,omitempty"`
 	Sequences   []promptSequence `json:"sequences"`
-	TookMS      float64          `json:"took_ms"`
+	// Replicas are those that serve the model, the ones that hold the most of the
+	// prompt first.
+	Replicas []promptHolder `json:"replicas"`
+	TookMS   float64        `json:"took_ms"`
 }
 
 // promptSequence is one of the sequences that the engine computes: a chat is
@@ -55,6 +59,17 @@ type promptSequence struct {
 	// Text stands for the ids when they are not known.
 	Text   string   `json:"text,omitempty"`
 	Hashes []string `json:"hashes"`
+}
+
+// promptHolder is how much of a prompt a replica's engine has in its cache now.
+type promptHolder struct {
+	Replica string `json:"replica"`
+	// Cache is how well that is known, as in /debug/index.
+	Cache string `json:"cache"`
+	// CachedTokens are those that it need not compute.
+	CachedTokens int `json:"cached_tokens"`
+	// Blocks are those of it that each tier has, without what a faster one has too.
+	Blocks map[string]int `json:"blocks,omitempty"`
 }
 
 // prompt follows the prompt of the request whose body is posted, as the proxy
@@ -99,7 +114,8 @@ func (ad *admin) prompt(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	enc := json.NewEncoder(w)
 	enc.SetEscapeHTML(false) // the text is full of <|markup|>
-	if err := enc.Encode(ad.agent.fleet.prompts.report(model, path, kind, body)); err != nil {
+	report := ad.agent.fleet.promptReport(model, path, kind, body)
+	if err := enc.Encode(report); err != nil {
 		ad.agent.log.Warn("cannot write an admin page", "error", err)
 	}
 }
@@ -134,8 +150,8 @@ func modelOf(s *proxy.Fleet, body []byte) (*proxy.Model, error) {
 	return s.Models[*request.Model], nil
 }
 
-// report follows one prompt.
-func (p *prompts) report(model *proxy.Model, path string, kind prompt.Kind, body []byte) promptReport {
+// promptReport follows one prompt.
+func (f *fleet) promptReport(model *proxy.Model, path string, kind prompt.Kind, body []byte) promptReport {
 	began := time.Now()
 	var found prompt.Prompt
 	model.Prompts.Follow(&found, kind, body, began)
@@ -150,11 +166,7 @@ func (p *prompts) report(model *proxy.Model, path string, kind prompt.Kind, body
 	if out.RenderedWhy = why; why == "" {
 		out.Rendered = &text
 	}
-	name, adapter := model.Name, ""
-	if model.Parent != "" {
-		name, adapter = model.Parent, model.Name
-	}
-	root := index.Root(name, adapter, found.Salt)
+	root := index.Root(model.CacheName, model.Adapter, found.Salt)
 	if out.Exact {
 		n := found.Tokens()
 		out.PromptTokens = &n
@@ -164,20 +176,45 @@ func (p *prompts) report(model *proxy.Model, path string, kind prompt.Kind, body
 			out.Sequences = append(out.Sequences, promptSequence{IDs: ids, Hashes: hexOf(index.AppendTokens(nil, root, ids, model.BlockSize))})
 			from = end
 		}
-		return out
+	} else {
+		out.Why = f.prompts.whyApproximate(model, found.Reason)
+		if found.Reason == prompt.RenderFailed && why != "" {
+			out.Why = why
+		}
+		out.BlockSize = index.TextBlock
+		from := 0
+		for _, end := range found.TextEnds {
+			text := found.Text[from:end]
+			out.Sequences = append(out.Sequences, promptSequence{Text: string(text), Hashes: hexOf(index.AppendText(nil, root, text))})
+			from = end
+		}
 	}
-	out.Why = p.whyApproximate(model, found.Reason)
-	if found.Reason == prompt.RenderFailed && why != "" {
-		out.Why = why
-	}
-	out.BlockSize = index.TextBlock
-	from := 0
-	for _, end := range found.TextEnds {
-		text := found.Text[from:end]
-		out.Sequences = append(out.Sequences, promptSequence{Text: string(text), Hashes: hexOf(index.AppendText(nil, root, text))})
-		from = end
-	}
+	out.Replicas = f.holders(model, &found)
 	return out
+}
+
+// holders tells what the replicas of a model hold of a prompt.
+func (f *fleet) holders(model *proxy.Model, p *prompt.Prompt) []promptHolder {
+	states := map[int]index.State{}
+	for _, st := range f.index.Stats(nil) {
+		states[st.Slot] = st.State
+	}
+	list := []promptHolder{}
+	for _, held := range proxy.HeldOf(f.index, model, p) {
+		state, ok := states[held.Replica.Slot]
+		if !ok {
+			continue // nothing of its cache is of use, or it has left
+		}
+		h := promptHolder{Replica: held.Replica.ID, Cache: indexStates[state], CachedTokens: held.Tokens, Blocks: map[string]int{}}
+		for tier, n := range held.Blocks {
+			if n > 0 {
+				h.Blocks[tierNames[tier]] = n
+			}
+		}
+		list = append(list, h)
+	}
+	slices.SortStableFunc(list, func(a, b promptHolder) int { return cmp.Compare(b.CachedTokens, a.CachedTokens) })
+	return list
 }
 
 func hexOf(hashes []index.Hash) []string {

@@ -93,6 +93,14 @@ func TestPromptReport(t *testing.T) {
 	if told != fmt.Sprint(*same.PromptTokens) {
 		t.Errorf("a request has %q tokens, the page says %d", told, *same.PromptTokens)
 	}
+	// A request with its beginning has left a part of it in the cache.
+	if n := len(same.Sequences[0].IDs) - 1; len(same.Replicas) != 1 || same.Replicas[0].CachedTokens != n/4*4 || same.Replicas[0].Cache != "approximate" ||
+		same.Replicas[0].Blocks["gpu"] < n/4 {
+		t.Errorf("of a prompt of %d tokens that was just computed there are %+v", n+1, same.Replicas)
+	}
+	if len(got.Replicas) != 1 || got.Replicas[0].CachedTokens != 0 {
+		t.Errorf("of another prompt there are %+v", got.Replicas)
+	}
 	// With tools and calls, and text that the template has made of JSON.
 	called := reported(t, a, chat, `{"tools":[{"type":"function","function":{"name":"f"}}],"messages":[{"role":"user","content":"\u0041 \u00fc"},`+
 		`{"role":"assistant","content":null,"tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":"{\"a\": [1, \"\u00fc\"]}"}}]}]}`)

@@ -43,9 +43,16 @@ func (c *KVEventsConfig) endpoints() []setEndpoint {
 	return slices.DeleteFunc(all, func(e setEndpoint) bool { return e.value == "" })
 }
 
-func (c *KVEventsConfig) validate(p *problems, path string) {
-	if c.Mode != "" {
+// validate checks what is configured for an engine of a kind, "" where that is
+// not told.
+func (c *KVEventsConfig) validate(p *problems, path, engine string) {
+	if strings.Contains(c.Mode, "://") {
+		p.add(path, "%q is an endpoint; write it as endpoint: below kv_events", c.Mode)
+	} else if c.Mode != "" {
 		p.oneOf(path+".mode", c.Mode, "auto", kvEventsOff)
+	}
+	if c.Endpoint != "" && (engine == "tgi" || engine == "llamacpp" || engine == "ollama") {
+		p.add(path+".endpoint", "is set, but %s publishes no KV events; remove it", engine)
 	}
 	for _, e := range c.endpoints() {
 		if _, err := parseEndpoint(e.value, "replica", 0); err != nil {
@@ -58,6 +65,30 @@ func (c *KVEventsConfig) validate(p *problems, path string) {
 	}
 	if c.Topic != "" && c.Endpoint == "" {
 		p.add(path+".topic", "is set without endpoint; an engine that is asked tells its topic too")
+	}
+}
+
+// validateRanks checks that each rank of a replica at host has endpoints of its
+// own. taken has those of other replicas, with the keys that name them.
+func (c *KVEventsConfig) validateRanks(p *problems, path, host string, ranks int, taken map[string]string) {
+	for _, e := range c.endpoints() {
+		key := path + "." + e.key
+		for rank := range max(1, min(ranks, mostRanks)) {
+			at, err := parseEndpoint(e.value, host, rank)
+			if err != nil {
+				if rank > 0 {
+					p.add(key, "%q: %v", e.value, err)
+				}
+				break
+			}
+			if other := taken[at.String()]; other == key {
+				break // an ipc path, which has no ranks
+			} else if other != "" {
+				p.add(key, "%v is %s already; each endpoint of each rank needs one of its own, and ranks have the ports behind the one that is named", at, other)
+				break
+			}
+			taken[at.String()] = key
+		}
 	}
 }
 
@@ -229,7 +260,7 @@ func readPage(ctx context.Context, get func(ctx context.Context, page string) (*
 	return body, resp.StatusCode, nil
 }
 
-const notPublished errNoPublisher = "the engine publishes no KV events"
+const notPublished errNoPublisher = "the engine publishes no KV events; vLLM and SGLang do when they are started with --kv-events-config"
 
 // vllmSource is what vLLM tells of one rank's publisher. Its ports are that
 // rank's already.

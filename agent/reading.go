@@ -1,11 +1,11 @@
 package agent
 
 import (
-	"bytes"
 	"encoding/json"
 	"math"
 	"slices"
 	"strconv"
+	"strings"
 )
 
 // reading is what one look at the pages of an engine has told. The
@@ -43,12 +43,13 @@ type counts struct {
 }
 
 func (c *counts) add(f family, value float64) {
-	if math.IsNaN(value) || math.IsInf(value, 0) {
-		return
+	if sum := c.value[f-firstCounter] + value; finite(sum) {
+		c.known[f-firstCounter], c.value[f-firstCounter] = true, sum
 	}
-	c.known[f-firstCounter] = true
-	c.value[f-firstCounter] += value
 }
+
+// finite: it is a number that can be compared and saved.
+func finite(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }
 
 // below tells whether one of the counts is lower than it was before.
 func (c *counts) below(before *counts) bool {
@@ -69,19 +70,23 @@ func (c *counts) update(now *counts) {
 	}
 }
 
-// rank returns what is known of a rank, to be added to. Of more than mostRanks
-// the rest is lost.
+// rank returns what is known of a rank, to be added to before another is asked
+// for. Of more than mostRanks the rest is lost.
 func (r *reading) rank(label []byte) *rankReading {
-	for i := range r.ranks {
-		if r.ranks[i].label == string(label) {
-			return &r.ranks[i]
+	i, found := slices.BinarySearchFunc(r.ranks, label, func(k rankReading, label []byte) int {
+		// Numbers without leading zeros.
+		if len(k.label) != len(label) {
+			return len(k.label) - len(label)
 		}
+		return strings.Compare(k.label, string(label))
+	})
+	if !found {
+		if len(r.ranks) == mostRanks {
+			return &rankReading{}
+		}
+		r.ranks = slices.Insert(r.ranks, i, rankReading{label: string(label)})
 	}
-	if len(r.ranks) == mostRanks {
-		return &rankReading{}
-	}
-	r.ranks = append(r.ranks, rankReading{label: string(label)})
-	return &r.ranks[len(r.ranks)-1]
+	return &r.ranks[i]
 }
 
 // mostBlockTokens is larger than any engine's block.
@@ -95,7 +100,9 @@ func readMetrics(points []point) reading {
 		s := &points[i]
 		switch f := s.family; {
 		case f == processStart:
-			r.started = s.value
+			if finite(s.value) {
+				r.started = s.value
+			}
 		case f == vllmCache:
 			r.engine = "vllm"
 			label, _ := s.label("engine")
@@ -136,13 +143,6 @@ func readMetrics(points []point) reading {
 	if len(r.ranks) > 1 {
 		r.ranks = slices.DeleteFunc(r.ranks, func(k rankReading) bool { return k.label == "" })
 	}
-	slices.SortStableFunc(r.ranks, func(a, b rankReading) int {
-		// Numbers without leading zeros.
-		if len(a.label) != len(b.label) {
-			return len(a.label) - len(b.label)
-		}
-		return bytes.Compare([]byte(a.label), []byte(b.label))
-	})
 	switch r.engine {
 	case "vllm":
 		r.shareBlocks(points)
@@ -320,7 +320,7 @@ type number float64
 // UnmarshalJSON implements json.Unmarshaler.
 func (n *number) UnmarshalJSON(text []byte) error {
 	v, err := strconv.ParseFloat(string(text), 64)
-	if *n = number(v); err != nil || v < 0 || math.IsInf(v, 0) || math.IsNaN(v) {
+	if *n = number(v); err != nil || v < 0 || !finite(v) {
 		*n = 0
 	}
 	return nil

@@ -190,7 +190,9 @@ func (f *fleet) readPages(ctx context.Context, m *member, key, engine string) (r
 	r = readMetrics(b.points)
 	if r.engine == "llamacpp" && r.started == 0 {
 		// A number that stands for the process, if not for a time.
-		r.started, _ = strconv.ParseFloat(header.Get("Process-Start-Time-Unix"), 64)
+		if v, err := strconv.ParseFloat(header.Get("Process-Start-Time-Unix"), 64); err == nil && finite(v) {
+			r.started = v
+		}
 	}
 	if r.engine == "" {
 		return r, errUnpaged // somebody else's, or none was asked for yet
@@ -252,15 +254,16 @@ func (f *fleet) toldLocked(s *server, r *reading) {
 				"replica", s.id, "url", s.url)
 		}
 	}
+	changed := false
 	for _, m := range f.membersOfLocked(s) {
 		if all || m.rank < 0 && len(restarted) > 0 || slices.Contains(restarted, m.rank) {
+			changed = changed || m.cache.published > 0
 			f.restartedLocked(m, why)
 		}
 	}
 	if n := len(r.ranks); n > 0 {
 		f.ranksToldLocked(s, n)
 	}
-	changed := false
 	for _, m := range f.membersOfLocked(s) {
 		i := max(m.rank, 0)
 		if i >= len(r.ranks) {
@@ -295,7 +298,9 @@ func (f *fleet) ranksToldLocked(s *server, n int) {
 	if n = min(n, mostRanks); n == s.ranks {
 		return
 	}
-	s.ranks = n
+	if s.ranks = n; n > 1 {
+		f.log.Info("the engine has several data-parallel ranks; each is a replica of its own", "replica", s.id, "url", s.url, "ranks", n)
+	}
 	for _, w := range f.wanted {
 		if w.ID == s.id && w.URL == s.url && w.DataParallel > 0 && w.DataParallel != n {
 			f.log.Warn("data_parallel is not what the engine tells; requests for ranks that it does not have fail there",
@@ -344,9 +349,12 @@ func (f *fleet) membersOfLocked(s *server) (list []*member) {
 	return list
 }
 
-// restartedLocked forgets what a member's engine had in its cache.
+// restartedLocked forgets what a member's engine had in its cache, and how large
+// its blocks were: it may have been started with others. The caller publishes the
+// fleet.
 func (f *fleet) restartedLocked(m *member, why string) {
 	m.restarts++
+	m.cache.published = 0
 	f.log.Info("the engine has restarted; what it had in its cache is forgotten", "replica", m.id, "url", m.url, "why", why)
 	m.subscriber.anew(func() *kvevent.Cursor {
 		f.index.Forget(m.replica.Slot)

@@ -225,6 +225,9 @@ func TestRestartsAreSeen(t *testing.T) {
 	e.set("/metrics", vllmPage(1000, 16, 500, "True", 100))
 	s := newStage(t, nil, ReplicaConfig{ID: "a", URL: e.URL})
 	s.expectCaches("a: 500x16")
+	// Nor need it have blocks of the size that its events told.
+	s.fleet.learnBlock(s.fleet.members[0], 8)
+	s.expectCaches("a: 500x8")
 	e.set("/metrics", vllmPage(1100, 16, 500, "True", 200))
 	s.expectCaches("a: 500x16 restarted 1")
 	e.set("/metrics", vllmPage(0, 16, 500, "True", 150))

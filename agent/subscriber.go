@@ -32,12 +32,16 @@ type subscriber struct {
 
 	// What follows belongs to the goroutine.
 
-	follower *kvevent.Follower // nil while nothing is followed
-	options  kvevent.Options   // of follower
-	learned  bool              // the fleet was told how many tokens a block has
-	round    int               // that follower was made in
-	past     kvevent.Stats     // of followers before
-	warned   string            // the last failure in the log
+	follower  *kvevent.Follower // nil while nothing is followed
+	options   kvevent.Options   // of follower
+	learned   bool              // the fleet was told how many tokens a block has
+	round     int               // that follower was made in
+	past      kvevent.Stats     // of followers before
+	heard     bool              // the connection has brought a message
+	restarts  int               // of the publisher, one soon after the other
+	restarted time.Time         // when the last was seen
+	late      int               // replays in a row that brought messages which it should have
+	told      eventStanding     // as the log has it; since is when that was written
 
 	mu     sync.Mutex // guards what follows, and is held while the index is told
 	closed bool       // the slot is the member's no more
@@ -66,7 +70,9 @@ type eventStanding struct {
 	since time.Time // when state became what it is
 	// from is where they are published, as far as that is known.
 	from      publisher
+	nowhere   bool // they are not, as far as that is known
 	connected bool
+	trouble   string // why the last request for what is missing has failed; "" when it has not
 	stats     kvevent.Stats
 }
 
@@ -82,6 +88,16 @@ func (s *subscriber) poke() {
 	select {
 	case s.poked <- struct{}{}:
 	default:
+	}
+}
+
+// wasPoked tells whether it was since this was asked last.
+func (s *subscriber) wasPoked() bool {
+	select {
+	case <-s.poked:
+		return true
+	default:
+		return false
 	}
 }
 
@@ -149,23 +165,54 @@ func (s *subscriber) tell(what func()) {
 // set says how well the slot is known from now on, and why.
 func (s *subscriber) set(state index.State, why string) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	was := s.is.state
-	if s.closed || was == state && s.is.why == why {
-		return
+	if was := s.is.state; !s.closed && (was != state || s.is.why != why) {
+		if was != state {
+			s.is.since = time.Now()
+		}
+		s.is.state, s.is.why = state, why
+		s.states.follow(s.slot, state, why)
 	}
-	if was != state {
-		s.is.since = time.Now()
+	is := s.is
+	s.mu.Unlock()
+	s.announce(&is, time.Now())
+}
+
+// Repairs mostly take a moment, and are in the metrics: one that does not is
+// written to the log, sooner when something has failed. Further reasons for one
+// state come tellAgain apart, and nothing comes before tellOften.
+const moment, tellOften, tellAgain = 2 * time.Second, time.Second, time.Minute
+
+// announce writes to the log how well the events are followed, when that has
+// changed.
+func (s *subscriber) announce(is *eventStanding, now time.Time) {
+	was, wait := &s.told, moment
+	if is.connected && is.trouble == "" {
+		wait = unwell
 	}
-	s.is.state, s.is.why = state, why
-	s.states.follow(s.slot, state, why)
+	brief := is.state == index.Repairing && now.Sub(is.since) < wait
 	switch {
-	case was == state:
-	case state == index.Exact:
-		s.log.Info("what the engine's cache holds is known exactly, by its KV events", "publisher", s.is.from.events.String())
-	case was == index.Exact:
-		s.log.Warn("the engine's KV events are not whole", "state", indexStates[state], "why", why)
+	case is.state == was.state && is.why == was.why && (is.trouble == "") == (was.trouble == ""):
+		return
+	case now.Sub(was.since) < tellOften:
+		return // who flaps does not fill the log
+	case is.state == index.Exact && is.trouble != "":
+		s.log.Warn("KV events that go missing cannot be fetched; none is missing now", "why", is.trouble)
+	case is.state == index.Exact && was.state == index.Exact:
+	case is.state == index.Exact:
+		s.log.Info("what the engine's cache holds is known exactly, by its KV events", "publisher", is.from.events.String())
+	case is.nowhere && was.state != index.Exact:
+		// That is how most engines are.
+	case was.state == index.Exact:
+		if brief {
+			return
+		}
+		s.log.Warn("what the engine's cache holds is not known exactly any more", "state", indexStates[is.state], "why", is.why)
+	case brief || now.Sub(was.since) < tellAgain:
+		return
+	default:
+		s.log.Warn("the engine's KV events are not followed exactly; trying on", "state", indexStates[is.state], "why", is.why)
 	}
+	s.told = eventStanding{state: is.state, why: is.why, trouble: is.trouble, since: now}
 }
 
 // statsOf adds what is counted over all followers; of the rest the last holds.
@@ -262,13 +309,23 @@ func (f *fleet) followEvents(ctx context.Context, m *member) {
 		}
 		if err == nil {
 			// Something else is to be followed. Whoever has brought that about
-			// cannot do so all the time.
-			s.wait(ctx, firstRetry)
+			// cannot do so all the time, be it the engine itself.
+			sleep(ctx, firstRetry)
 			continue
 		}
 		s.fail(p, err)
 		s.wait(ctx, pause/2+rand.N(pause))
 		pause = min(2*pause, lastRetry)
+	}
+}
+
+// sleep waits for a while, whoever pokes.
+func sleep(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
 	}
 }
 
@@ -288,7 +345,7 @@ func (s *subscriber) wait(ctx context.Context, d time.Duration) {
 func (s *subscriber) drop(why string) {
 	s.begin(nil)
 	s.mu.Lock()
-	s.is.from = publisher{}
+	s.is.from, s.is.nowhere = publisher{}, true
 	s.mu.Unlock()
 	s.set(index.Approximate, why)
 }
@@ -296,15 +353,12 @@ func (s *subscriber) drop(why string) {
 // fail tells that a publisher cannot be found or reached.
 func (s *subscriber) fail(p publisher, err error) {
 	s.mu.Lock()
+	s.is.nowhere = false
 	if !p.events.isZero() {
 		s.is.from = p
 	}
 	known := s.follower != nil && s.round == s.rounds && s.is.stats.Next > 0
 	s.mu.Unlock()
-	if why := err.Error(); s.warned != why {
-		s.warned = why
-		s.log.Warn("cannot follow the engine's KV events; trying on", "why", why)
-	}
 	if known {
 		s.set(index.Repairing, err.Error()) // it is gone on from when it is back
 	} else {
@@ -367,12 +421,16 @@ func (s *subscriber) begin(o *kvevent.Options) {
 	}
 }
 
-// idle is how long nothing may come before it is asked whether something was
-// missed: the last of what is published may be lost like any other.
-const idle = 10 * time.Second
+// eventsIdle is how long nothing may come before it is asked whether something
+// was missed: the last of what is published may be lost like any other.
+const eventsIdle = 10 * time.Second
 
 // lookAround is how often it is looked whether something else is to be followed.
 const lookAround = time.Second
+
+// maxPendingBytes bounds what is kept of one publisher behind a gap. What does
+// not fit is fetched again, and there are hundreds of publishers.
+const maxPendingBytes = 4 << 20
 
 // manyBad is how many messages in a row that are none end a connection.
 const manyBad = 100
@@ -385,12 +443,12 @@ var errOther = errors.New("something else is wanted")
 // the publisher has answered.
 func (f *fleet) followOnce(ctx context.Context, m *member, t eventsTarget, p publisher) (worked bool, err error) {
 	s := m.subscriber
-	s.begin(&kvevent.Options{Replay: !p.replay.isZero(), Snapshot: !p.snapshot.isZero(), Idle: idle})
+	s.begin(&kvevent.Options{Replay: !p.replay.isZero(), Snapshot: !p.snapshot.isZero(), Idle: f.eventsIdle, MaxPendingBytes: maxPendingBytes})
 	ctx, cut := context.WithCancel(ctx)
 	defer cut()
 	s.mu.Lock()
 	stale := s.round != s.rounds
-	s.cut, s.is.from = cut, p
+	s.cut, s.is.from, s.is.nowhere = cut, p, false
 	s.mu.Unlock()
 	defer func() {
 		s.mu.Lock()
@@ -412,22 +470,26 @@ func (f *fleet) followOnce(ctx context.Context, m *member, t eventsTarget, p pub
 	s.mu.Lock()
 	s.is.connected = true
 	s.mu.Unlock()
+	s.heard, s.late = false, 0
 	s.follower.Connected(time.Now())
 	defer func() { s.follower.Disconnected(time.Now()) }()
 	learn := func(tokens int) { f.learnBlock(m, tokens) }
-	bad := 0
+	bad, looked := 0, time.Now()
 	for {
 		if err := s.act(in, learn); err != nil {
-			return true, err
+			return !errors.Is(err, errRestless), err
 		}
-		if f.eventsTarget(m).eventsWanted != t.eventsWanted {
-			return true, nil
+		// Not for each message: the fleet's mutex is everybody's.
+		if now := time.Now(); now.Sub(looked) >= lookAround || s.wasPoked() {
+			if looked = now; f.eventsTarget(m).eventsWanted != t.eventsWanted {
+				return true, nil
+			}
 		}
 		message, err := in.next(s.patience())
 		now := time.Now()
 		switch {
 		case err == nil:
-			bad = 0
+			bad, s.heard, s.late = 0, true, 0
 			message.Payload = bytes.Clone(message.Payload)
 			s.follower.Live(message, now)
 		case errors.Is(err, errQuiet):
@@ -454,12 +516,20 @@ func (s *subscriber) patience() time.Duration {
 
 // act does what the follower wants, until that is nothing.
 func (s *subscriber) act(in *feed, learn func(tokens int)) error {
+	began := time.Now()
 	a := s.carryOut(learn)
 	for {
+		switch {
+		case s.restarts > mostRestarts:
+			s.restarts = 0
+			return errRestless
+		case time.Since(began) > replayTime:
+			return errors.New("what it sends anew has no end")
+		}
 		switch a.Do {
 		case kvevent.AskReplay:
 			var other *kvevent.Action
-			asked := a.Request
+			asked, applied := a.Request, s.follower.Stats().Batches
 			err := in.replay(a.From, func(m kvevent.Message) error {
 				m.Payload = bytes.Clone(m.Payload)
 				s.follower.Replayed(asked, m, time.Now())
@@ -474,7 +544,11 @@ func (s *subscriber) act(in *feed, learn func(tokens int)) error {
 				continue
 			}
 			if err == nil {
+				s.troubled("")
 				s.follower.ReplayEnd(asked, time.Now())
+				if !s.heard && time.Since(in.opened) > s.options.Idle && s.follower.Stats().Batches > applied {
+					s.late++
+				}
 			} else if err := s.failed(in, asked, err); err != nil {
 				return err
 			}
@@ -486,6 +560,7 @@ func (s *subscriber) act(in *feed, learn func(tokens int)) error {
 				}
 				break
 			}
+			s.troubled("")
 			s.follower.Snapshotted(a.Request, snapshot, err, time.Now())
 		default:
 			return nil
@@ -500,13 +575,28 @@ func (s *subscriber) failed(in *feed, request uint64, err error) error {
 	if in.ctx.Err() != nil {
 		return in.ctx.Err()
 	}
-	if why := err.Error(); s.warned != why {
-		s.warned = why
-		s.log.Warn("cannot fetch KV events that are missing", "why", why)
-	}
+	s.troubled(err.Error())
 	s.follower.Failed(request, time.Now())
 	return nil
 }
+
+// troubled says why a request has failed, and that it has not when why is empty.
+func (s *subscriber) troubled(why string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.is.trouble = why
+}
+
+// An engine takes longer than restartsApart to restart. What looks like more than
+// mostRestarts in less is something else, which is left alone for a while: it must
+// not keep the agent busy, nor fill its log.
+const restartsApart, mostRestarts = time.Second, 3
+
+var errRestless = errors.New("it seems to restart again and again")
+
+// manyLate replays in a row that bring messages, where the subscription brings
+// none, are no accident.
+const manyLate = 2
 
 // carryOut does what the follower wants to be done with the index, and returns
 // what else it wants. learn is told how many tokens a block has; when that is
@@ -525,6 +615,10 @@ func (s *subscriber) carryOut(learn func(tokens int)) kvevent.Action {
 			}
 			s.tell(func() { s.index.Apply(s.slot, a.Batch.Events, now) })
 		case kvevent.Forget:
+			if now.Sub(s.restarted) > restartsApart {
+				s.restarts = 0
+			}
+			s.restarts, s.restarted = s.restarts+1, now
 			s.log.Info("the engine publishes its KV events anew: it has restarted, and what it had in its cache is forgotten")
 			s.learned = false
 			s.tell(func() {
@@ -558,8 +652,11 @@ func (s *subscriber) say(a *kvevent.Action) {
 	if state == index.Repairing && !s.options.Replay && !s.options.Snapshot && s.follower.Stats().Next == 0 {
 		state, why = index.Approximate, "nothing was published since the agent has subscribed, and there is no replay endpoint to ask for what was before"
 	}
-	if state == index.Exact {
-		s.warned = ""
+	switch {
+	case state == index.Exact && s.late >= manyLate:
+		state, why = index.Repairing, fmt.Sprintf("messages come by replay only: is %q the topic that the engine publishes with?", s.is.from.topic)
+	case state != index.Exact && s.is.trouble != "":
+		why += " (" + s.is.trouble + ")"
 	}
 	s.set(state, why)
 }

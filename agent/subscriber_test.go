@@ -151,6 +151,11 @@ func (p *goPublisher) do(command string) uint64 {
 		p.kept = append(p.kept, m)
 		p.next++
 		p.send(m)
+	case "storm":
+		for range n {
+			p.next, p.chain, p.kept = 0, p.chain+1, nil
+			p.send(p.make(p.block()))
+		}
 	case "mute", "speak":
 		p.mute = word == "mute"
 	case "stop":
@@ -272,6 +277,28 @@ func TestEventsAfterClearing(t *testing.T) {
 	w.do("clear", "exact", "", 0)
 	p.chain = 0
 	w.do("send 2", "exact", "", 2)
+}
+
+// Whoever seems to restart with each message is left alone for a while, and is
+// followed again when it has come to rest.
+func TestEventsOfOneThatRestartsAlways(t *testing.T) {
+	p := newGoPublisher(t, kvevent.VLLM)
+	p.do("send 5")
+	w := watch(t, p, nil)
+	w.expect("start", "exact", "", 5)
+	restless := func() bool { return strings.Contains(w.slot().Why, "restart again and again") }
+	sent := 0
+	for end := time.Now().Add(patience); !restless(); sent += 100 {
+		if p.do("storm 100"); time.Now().After(end) {
+			t.Fatalf("it is %+v", w.slot())
+		}
+	}
+	if n := w.slot().Resets; n > max(sent/4, mostRestarts+1) {
+		t.Errorf("it was forgotten %d times by %d messages", n, sent)
+	}
+	p.do("restart")
+	p.do("send 2")
+	w.expect("restart", "exact", "", 2)
 }
 
 // Without an endpoint for replays, what was before the agent is unknown.
@@ -403,6 +430,15 @@ func TestIndexReport(t *testing.T) {
 	}
 	has("/debug/index", `"state": "exact"`, `"why": "kv_events is off in the configuration"`, `"endpoint": "tcp://`+p.events+`"`,
 		`"gpu": 5`, `"next_sequence": 5`, `"block_size": 4`, `"max_bytes": 1073741824`, `"connected": true`, `"events": null`)
+	has("/debug/index?state=exact", `"replica": "r0"`, `"approximate": 1`)
+	for _, path := range []string{"/debug/index?state=exact", "/debug/index?replica=r0"} {
+		if _, body := page(t, a, path); strings.Contains(body, `"replica": "r1"`) {
+			t.Errorf("%s shows another replica:\n%s", path, body)
+		}
+	}
+	if status, body := page(t, a, "/debug/index?state=good"); status != 400 || !strings.Contains(body, "exact, repairing") {
+		t.Errorf("an unknown state: %d %s", status, body)
+	}
 	has("/debug/fleet", `"state": "exact"`, `"state": "approximate"`, `"state_why": "kv_events is off in the configuration"`)
 	has("/metrics", `inferrail_index_entries{tier="gpu"} 5`, `inferrail_index_slots{state="exact"} 1`, `inferrail_index_state{replica="r0",state="exact"} 1`,
 		`inferrail_index_slots{state="approximate"} 1`, `inferrail_kv_events_total{kind="stored",replica="r0"} 5`,
@@ -433,4 +469,90 @@ func TestEventAilments(t *testing.T) {
 	f(eventStanding{state: index.Approximate, why: "publishes none", since: long}, "")
 	f(eventStanding{state: index.Repairing, why: "refused", from: from, since: long}, "its KV events are not followed exactly (refused)")
 	f(eventStanding{state: index.Approximate, why: "lost", from: from, since: long}, "its KV events are not followed exactly (lost)")
+}
+
+// storyteller is a fleet of one engine whose log is read, and that asks soon
+// whether something was missed.
+func storyteller(t *testing.T, p eventPublisher, topic string) (*watcher, *lines) {
+	t.Helper()
+	engine := startEngine(t, 0, "m")
+	events, replay := p.addresses()
+	c := DefaultConfig()
+	c.Models = []ModelConfig{{Name: "m", BlockSize: 4}}
+	c.Replicas = []ReplicaConfig{{ID: "r", URL: engine.URL(), KVEvents: KVEventsConfig{
+		Endpoint: "tcp://" + events, ReplayEndpoint: "tcp://" + replay, Topic: topic}}}
+	if err := c.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	log := &lines{}
+	return &watcher{newStageOf(t, &c, func(f *fleet) {
+		f.log, f.eventsIdle = log.logger(), 50*time.Millisecond
+	}), p}, log
+}
+
+// told waits until the log has so many lines about events, and returns them.
+func (w *watcher) told(log *lines, n int) (list []string) {
+	w.Helper()
+	for end := time.Now().Add(patience); len(list) < n; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			w.Fatalf("want %d lines about events:\n%s", n, log)
+		}
+		list = nil
+		for line := range strings.Lines(log.String()) {
+			if strings.Contains(line, "KV events") || strings.Contains(line, "known exactly") {
+				list = append(list, line)
+			}
+		}
+	}
+	return list
+}
+
+// Each change that lasts is one line of the log: not the gap that is closed at
+// once, nor each of the attempts that fail.
+func TestEventsInTheLog(t *testing.T) {
+	p := newGoPublisher(t, kvevent.VLLM)
+	p.do("send 1")
+	w, log := storyteller(t, p, "kv")
+	w.expect("start", "exact", "", 1)
+	for range 5 {
+		p.do("lose 1")
+		w.do("send 1", "exact", "", int(p.next)+1)
+	}
+	w.do("stop", "repairing", "refused", 11)
+	w.told(log, 2)
+	w.do("start", "exact", "", 11)
+	got := w.told(log, 3)
+	for i, want := range []string{"is known exactly", "is not known exactly any more", "is known exactly"} {
+		if len(got) != 3 || !strings.Contains(got[i], want) {
+			t.Fatalf("line %d is not that it %s:\n%s", i, want, log)
+		}
+	}
+}
+
+// A topic that the engine does not publish with is no silence.
+func TestEventsOfAnotherTopic(t *testing.T) {
+	p := newGoPublisher(t, kvevent.VLLM)
+	w, _ := storyteller(t, p, "other")
+	ended := make(chan struct{})
+	var sending sync.WaitGroup
+	defer sending.Wait()
+	defer close(ended)
+	sending.Go(func() {
+		for {
+			select {
+			case <-ended:
+				return
+			case <-time.After(20 * time.Millisecond):
+				p.do("send 1")
+			}
+		}
+	})
+	for end := time.Now().Add(patience); !strings.Contains(w.slot().Why, `is "other" the topic`); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%+v", w.slot())
+		}
+	}
+	if got := w.slot(); got.State != "repairing" {
+		t.Errorf("%+v", got)
+	}
 }

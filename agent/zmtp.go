@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"slices"
 	"time"
 )
@@ -35,8 +36,9 @@ type zmtpConn struct {
 	ends   []int  // of its frames in buf
 	frames [][]byte
 	out    []byte
-	// waiting: receive has seen nothing of a message yet.
-	waiting bool
+	// waiting: receive has seen nothing of a message yet. Until patience it may.
+	waiting  bool
+	patience time.Time // zero is no bound
 }
 
 // zmtpLimits bound one message, and the time from its first byte to its last.
@@ -262,7 +264,10 @@ func (c *zmtpConn) write() error {
 
 // until bounds how long the next receive waits for a message to begin; zero is
 // no bound.
-func (c *zmtpConn) until(t time.Time) error { return c.conn.SetReadDeadline(t) }
+func (c *zmtpConn) until(t time.Time) error {
+	c.patience = t
+	return c.conn.SetReadDeadline(t)
+}
 
 // receive returns the frames of the next message. They are valid until the next
 // call. After an error the connection is of no more use, but for
@@ -281,7 +286,7 @@ func (c *zmtpConn) receive() ([][]byte, error) {
 				return nil, plainReadError(err)
 			}
 			c.waiting = false
-			if err := c.until(time.Now().Add(c.limits.time)); err != nil {
+			if err := c.conn.SetReadDeadline(time.Now().Add(c.limits.time)); err != nil {
 				return nil, err
 			}
 		}
@@ -295,6 +300,17 @@ func (c *zmtpConn) receive() ([][]byte, error) {
 				return nil, err
 			}
 			c.buf = c.buf[:was]
+			if len(c.ends) == 0 {
+				// It is still waited for a message, and not for longer, however
+				// many commands come: a publisher may send a PING each second.
+				c.waiting = true
+				if !c.patience.IsZero() && time.Now().After(c.patience) {
+					return nil, os.ErrDeadlineExceeded
+				}
+				if err := c.until(c.patience); err != nil {
+					return nil, err
+				}
+			}
 			continue
 		}
 		c.ends = append(c.ends, len(c.buf))

@@ -340,6 +340,39 @@ func TestZMTPAnswersPing(t *testing.T) {
 	}
 }
 
+// TestZMTPWaitsInSpiteOfPings: a peer that sends commands and no message, now and
+// then or without a pause, does not hold up whoever waits for a time.
+func TestZMTPWaitsInSpiteOfPings(t *testing.T) {
+	for _, pause := range []time.Duration{0, time.Millisecond} {
+		address := peer(t, func(c net.Conn) {
+			_, _ = c.Write(greets())
+			go func() { _, _ = io.Copy(io.Discard, c) }()
+			ping := appendFrame(nil, zmtpCommand, []byte("\x04PING\x00\x0a"))
+			for {
+				if _, err := c.Write(ping); err != nil {
+					return
+				}
+				time.Sleep(pause)
+			}
+		})
+		c := dial(t, "tcp", address, "SUB", testLimits)
+		for range 3 {
+			_ = c.until(time.Now().Add(20 * time.Millisecond))
+			ended := make(chan error, 1)
+			go func() { _, err := c.receive(); ended <- err }()
+			select {
+			case err := <-ended:
+				if !errors.Is(err, os.ErrDeadlineExceeded) || !c.waiting {
+					t.Errorf("got %v, waiting: %v", err, c.waiting)
+				}
+			case <-time.After(patience):
+				t.Error("the wait has no end")
+			}
+		}
+		c.close()
+	}
+}
+
 // TestZMTPMessageInTime: a message that stops halfway does not hold anybody for
 // longer than one may take, though the wait for one has no end.
 func TestZMTPMessageInTime(t *testing.T) {

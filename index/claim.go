@@ -235,12 +235,13 @@ func (sh *shadow) claim(s *slot, c *Claim, p *Prompt, now time.Time) {
 		if q == 0 {
 			break
 		}
-		if t.holds(q, guessed) == 0 {
+		rec := t.at(q)
+		if rec.state&(countMax[guessed]<<countShift[guessed]) == 0 {
 			// Events have told of it, and the shadow has not.
 			sh.guess(t, q, text)
 			extra += cost
 		}
-		t.at(q).state |= sharedBit
+		rec.state |= sharedBit
 		sh.pin(t, sh.instance(q))
 		r, i = q, i+1
 	}
@@ -274,6 +275,11 @@ func (sh *shadow) claim(s *slot, c *Claim, p *Prompt, now time.Time) {
 		return
 	}
 	for ; i < n; i++ {
+		if (i-hit)%fetchAtOnce == 0 {
+			for _, h := range p.Chain[i:min(i+fetchAtOnce, n)] {
+				t.fetch(h)
+			}
+		}
 		q := t.add(r, p.Chain[i])
 		if q == 0 {
 			// There is no memory for it in the index. The engine has it.
@@ -707,7 +713,7 @@ func (sh *shadow) unfollow(t *tree, c *Claim) {
 	}
 	r := t.parent(c.ahead)
 	t.drop(c.ahead)
-	t.touch(r)
+	t.renew(r)
 }
 
 // expect takes a block to be on its way, if it is not there.

@@ -37,12 +37,12 @@ type told struct {
 	gpu, most   int    // copies of blocks on the GPU, and the most there were
 	evicts      bool   // blocks have been told to be removed from there
 	orphaned    bool   // there were orphans since the GPU was empty
+	doubted     bool   // slot.doubt has taken something away since then
 	hybrid      bool   // there are groups that do not count
 	counted     int64  // bytes of all this that the arena was told of
 	buf         []byte // for mixed
 	kept        []ref  // by keep, during a batch
 	chain       []Hash // for stored
-	touched     uint64 // nothing; it keeps what touch reads from being left out
 }
 
 // chosen is how the group that counts was chosen.
@@ -101,12 +101,79 @@ type Told struct {
 // Apply enters what the events of one batch say of the slot, and returns what
 // they all have said until now. They must come in the order in which the engine
 // has made them.
-func (x *Index) Apply(slot int, events []kvevent.Event, now time.Time) Told {
+//
+// Between some blocks and others those who wait for the slot have their turn, so
+// that no claim waits for a large batch.
+func (x *Index) Apply(slot int, events []kvevent.Event, now time.Time) (t Told) {
+	from, n := 0, 0
+	for i := range events {
+		if i > 0 && undescribed(&events[i]) {
+			return x.apply(slot, events) // what keep keeps, it does for all of them
+		}
+		n += 1 + len(events[i].Hashes)
+	}
+	if n <= 2*portion {
+		return x.apply(slot, events)
+	}
+	n = 0
+	for i := range events {
+		blocks := len(events[i].Hashes)
+		if blocks > 2*portion {
+			x.apply(slot, events[from:i])
+			t = x.applyPieces(slot, &events[i])
+			from, n = i+1, 0
+		} else if n += 1 + blocks; n > portion {
+			t = x.apply(slot, events[from:i+1])
+			from, n = i+1, 0
+		}
+	}
+	if from < len(events) {
+		t = x.apply(slot, events[from:])
+	}
+	return t
+}
+
+// undescribed: it stores blocks without saying of what.
+func undescribed(e *kvevent.Event) bool { return e.Kind == kvevent.Stored && len(e.Tokens) == 0 }
+
+// portion is about how many blocks are entered or taken out before others have
+// their turn: they take some ten microseconds.
+const portion = 64
+
+// applyPieces applies an event of many blocks as several of fewer.
+func (x *Index) applyPieces(slot int, e *kvevent.Event) (t Told) {
+	var piece [1]kvevent.Event
+	p := &piece[0]
+	stored := e.Kind == kvevent.Stored
+	if stored && (e.BlockSize < 1 || len(e.Tokens) != e.BlockSize*len(e.Hashes)) {
+		piece[0] = *e // it is malformed
+		return x.apply(slot, piece[:])
+	}
+	missing := x.Told(slot).NoMemory
+	for from := 0; from < len(e.Hashes); from += portion {
+		to := min(from+portion, len(e.Hashes))
+		*p = *e
+		p.Hashes = e.Hashes[from:to]
+		if stored {
+			p.Tokens = e.Tokens[from*e.BlockSize : to*e.BlockSize]
+			p.Extra = e.Extra[min(from, len(e.Extra)):min(to, len(e.Extra))]
+			if from > 0 {
+				p.Parent, p.HasParent = e.Hashes[from-1], true
+			}
+		}
+		if t = x.apply(slot, piece[:]); t.NoMemory != missing {
+			break // there is none for the others either
+		}
+	}
+	return t
+}
+
+func (x *Index) apply(slot int, events []kvevent.Event) Told {
 	s := x.lock(slot)
 	if s == nil {
 		return Told{}
 	}
-	defer s.unlock()
+	defer s.giveTurn()
 	s.told.keep(s, events)
 	s.shadow.silent = 0
 	touched := 0
@@ -141,7 +208,7 @@ func (x *Index) Apply(slot int, events []kvevent.Event, now time.Time) Told {
 func (d *told) keep(s *slot, events []kvevent.Event) {
 	for i := range events {
 		e := &events[i]
-		if i == 0 || e.Kind != kvevent.Stored || len(e.Tokens) > 0 {
+		if i == 0 || !undescribed(e) {
 			continue
 		}
 		for _, name := range e.Hashes {
@@ -224,10 +291,10 @@ func (d *told) stored(s *slot, e *kvevent.Event) {
 		// As touch does.
 		for i, name := range e.Hashes {
 			if d.names.n > 0 {
-				d.touched += uint64(d.names.cells[d.names.home(name)])
+				t.fetched += uint64(d.names.cells[d.names.home(name)])
 			}
 			if i < len(d.chain) {
-				d.touched += t.arena.table.touch(d.chain[i])
+				t.fetch(d.chain[i])
 			}
 		}
 	}
@@ -297,7 +364,7 @@ func (d *told) touch(t *tree, events []kvevent.Event) (n int) {
 		}
 	}
 	for _, h := range hashes[:found] {
-		d.touched += t.arena.table.touch(h)
+		t.fetch(h)
 	}
 	return max(n, 1)
 }
@@ -348,7 +415,7 @@ func (d *told) demote(s *slot) {
 		}
 	}
 	s.tree.clear(reason(GPU))
-	d.orphaned, d.gpu = false, 0
+	d.orphaned, d.doubted, d.gpu = false, false, 0
 }
 
 // recount counts the copies on the GPU anew.
@@ -368,6 +435,8 @@ func (d *told) inexact() string {
 	switch {
 	case d.orphaned:
 		return "the engine stores blocks behind others that it has not told of"
+	case d.doubted:
+		return "some of what its events told was given up while they were not believed"
 	case d.hybrid:
 		return "a hybrid model: only the blocks of full attention are looked at"
 	}
@@ -720,6 +789,14 @@ func (n *names) insert(t *tree, name uint64, r ref) {
 	n.n++
 }
 
+// reserve makes room for so many names. Names that come in the order of another
+// table need it: in a smaller one they would all lie side by side.
+func (n *names) reserve(t *tree, most int) {
+	if 2*most > len(n.cells) {
+		n.resize(t, max(64, 2*most))
+	}
+}
+
 func (n *names) put(name uint64, r ref) {
 	i := n.home(name)
 	for n.cells[i] != 0 {
@@ -791,6 +868,9 @@ func (d *told) appendSnapshot(dst []byte, s *slot, number func(ref) uint32) []by
 	if d.hybrid {
 		inexact |= toldHybrid
 	}
+	if d.doubted {
+		inexact |= toldDoubted
+	}
 	dst = binary.AppendUvarint(dst, inexact)
 	dst = binary.AppendUvarint(dst, uint64(len(d.residencies)))
 	for _, o := range d.residencies {
@@ -832,6 +912,7 @@ func (d *told) appendSnapshot(dst []byte, s *slot, number func(ref) uint32) []by
 const (
 	toldOrphaned = 1 << iota
 	toldHybrid
+	toldDoubted
 )
 
 var errToldSnapshot = errors.New("what events have told: damaged")
@@ -855,13 +936,15 @@ func (d *told) restore(s *slot, data []byte, record func(uint32) ref) error {
 	d.group = int(r.number(1 << 31))
 	d.chosen = chosen(r.number(uint64(byKind)))
 	d.stats.BlockSize = int(r.number(1 << 31))
-	inexact := r.number(toldOrphaned | toldHybrid)
-	d.orphaned, d.hybrid = inexact&toldOrphaned != 0, inexact&toldHybrid != 0
+	inexact := r.number(toldOrphaned | toldHybrid | toldDoubted)
+	d.orphaned, d.hybrid, d.doubted = inexact&toldOrphaned != 0, inexact&toldHybrid != 0, inexact&toldDoubted != 0
 	for range r.number(maxResidencies) {
 		e := kvevent.Event{Medium: string(r.bytes()), Locality: string(r.bytes()), Ownership: string(r.bytes())}
 		d.residency(&e)
 	}
-	for range r.number(uint64(len(r.rest) / 9)) {
+	named := r.number(uint64(len(r.rest) / 9))
+	d.names.reserve(t, min(int(named), t.records))
+	for range named {
 		at := record(uint32(r.number(1<<32 - 1)))
 		n := name()
 		if r.err != nil {

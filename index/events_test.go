@@ -1,6 +1,7 @@
 package index
 
 import (
+	"bytes"
 	"fmt"
 	"math/rand/v2"
 	"runtime"
@@ -338,7 +339,7 @@ func (e *teller) check(t *testing.T, x *Index) {
 // copies, tiers, owners, groups and second names, a prompt finds what the engine
 // holds; also when the index was saved and restored in between.
 func TestEventsAgainstModel(t *testing.T) {
-	for seed := range uint64(40) {
+	for seed := range uint64(unlessRace(40, 10)) {
 		r := rand.New(rand.NewPCG(seed, 21))
 		e := newTeller(r)
 		config := SlotConfig{Model: "m", BlockSize: 2, Capacity: 1000}
@@ -556,6 +557,124 @@ func TestToldSnapshotDamaged(t *testing.T) {
 	for range 50 {
 		x.Apply(0, e.events(), time.Time{})
 		e.check(t, x)
+	}
+}
+
+// What was taken away while the events were not believed is not there when they
+// are again: that is told, until the cache is empty.
+func TestEventsBelievedAgain(t *testing.T) {
+	x := New(Config{})
+	x.Join(0, SlotConfig{Model: "m", BlockSize: 4, Capacity: 9})
+	x.SetState(0, Exact, "")
+	tokens := make([]uint32, 24)
+	e := kvevent.Event{Kind: kvevent.Stored, Hashes: []uint64{1, 2, 3, 4, 5, 6}, Tokens: tokens, BlockSize: 4, Medium: "gpu", Group: -1, AdapterID: -1}
+	x.Apply(0, []kvevent.Event{e}, time.Time{})
+	expect := func(state State, blocks int, why string) {
+		t.Helper()
+		if st := x.Stats(nil)[0]; st.State != state || st.Blocks[GPU] != blocks || st.Why != why {
+			t.Errorf("it is %v, %d blocks, %q; want %v, %d, %q", st.State, st.Blocks[GPU], st.Why, state, blocks, why)
+		}
+	}
+	expect(Exact, 6, "")
+	x.SetState(0, Mismatched, "no")
+	ids := []uint32{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17}
+	root := Root("m", "", nil)
+	p := &Prompt{Root: root, Chain: AppendTokens(nil, root, ids, 4), IDs: ids, Block: 4}
+	var c Claim
+	x.Claim(&c, 0, p, Held{}, time.Unix(1, 0))
+	x.Release(&c, 0, time.Unix(2, 0))
+	expect(Mismatched, 3, "no")
+	x.SetState(0, Exact, "")
+	const why = "some of what its events told was given up while they were not believed"
+	expect(Approximate, 3, why)
+	data := x.AppendSnapshot(nil, 0)
+	y := New(Config{})
+	y.Join(0, SlotConfig{Model: "m", BlockSize: 4, Capacity: 9})
+	if err := y.Restore(0, data); err != nil {
+		t.Fatal(err)
+	}
+	y.SetState(0, Exact, "")
+	if st := y.Stats(nil)[0]; st.Why != why {
+		t.Errorf("after a restart it is %v, %q", st.State, st.Why)
+	}
+	x.Apply(0, []kvevent.Event{{Kind: kvevent.Cleared, AdapterID: -1, Group: -1}}, time.Time{})
+	expect(Exact, 0, "")
+}
+
+// What large batches say is what they say as a whole, though others have their turn
+// in between.
+func TestEventsOfLargeBatches(t *testing.T) {
+	r := rand.New(rand.NewPCG(12, 8))
+	whole, parts := New(Config{}), New(Config{})
+	for _, x := range []*Index{whole, parts} {
+		x.Join(0, SlotConfig{Model: "m", BlockSize: 4, Capacity: 1 << 20})
+		x.SetState(0, Exact, "")
+	}
+	base := kvevent.Event{Medium: "gpu", Group: -1, AdapterID: -1, BlockSize: 4}
+	var known []uint64 // in the order of the chain that they are in
+	next := uint64(1)
+	for round := range 60 {
+		var events []kvevent.Event
+		for range 1 + r.IntN(3) {
+			e := base
+			e.Kind = kvevent.Stored
+			for range r.IntN(5 * portion) {
+				name := next * spread
+				if len(known) > 0 && r.IntN(50) == 0 {
+					name = known[r.IntN(len(known))]
+				}
+				next++
+				e.Hashes = append(e.Hashes, name)
+				if r.IntN(3) == 0 {
+					e.Extra = append(e.Extra, []kvevent.Key{{Text: fmt.Sprint(next)}})
+				} else {
+					e.Extra = append(e.Extra, nil)
+				}
+			}
+			e.Extra = e.Extra[:r.IntN(len(e.Extra)+1)]
+			e.Tokens = randomIDs(r, 4*len(e.Hashes))
+			switch n := r.IntN(10); {
+			case n < 6 && len(known) > 0:
+				e.HasParent, e.Parent = true, known[r.IntN(len(known))]
+			case n == 6:
+				e.HasParent, e.Parent = true, 12345 // nobody's
+			case n == 7:
+				e.Salt = "pepper"
+			case n == 8 && len(e.Tokens) > 0:
+				e.Tokens = e.Tokens[1:]
+			}
+			known = append(known, e.Hashes...)
+			events = append(events, e)
+		}
+		if round%3 > 0 {
+			e := base
+			e.Kind = kvevent.Removed
+			for range r.IntN(4 * portion) {
+				e.Hashes = append(e.Hashes, known[r.IntN(len(known))])
+				if r.IntN(2) == 0 {
+					events = append(events, e)
+					e.Hashes = nil
+				}
+			}
+			events = append(events, e)
+		}
+		if r.IntN(6) == 0 {
+			// Of a block that the batch removes, its connector tells without saying what it is.
+			name := known[r.IntN(len(known))]
+			gone, below := base, base
+			gone.Kind, gone.Hashes = kvevent.Removed, []uint64{name}
+			below.Kind, below.Hashes, below.Medium = kvevent.Stored, []uint64{name}, "cpu"
+			events = append(append([]kvevent.Event{gone, gone, gone}, events...), below)
+		}
+		if got, want := parts.Apply(0, events, time.Time{}), whole.apply(0, events); got != want {
+			t.Fatalf("round %d: %+v, want %+v", round, got, want)
+		}
+		if !bytes.Equal(parts.AppendSnapshot(nil, 0), whole.AppendSnapshot(nil, 0)) {
+			t.Fatalf("round %d: what is held differs", round)
+		}
+	}
+	if told := parts.Told(0); told.Stored < 1000 || told.Removed < 1000 || told.Orphans == 0 || told.Malformed == 0 {
+		t.Errorf("%+v", told)
 	}
 }
 

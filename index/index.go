@@ -2,6 +2,7 @@ package index
 
 import (
 	"math"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -38,8 +39,8 @@ type lanes struct {
 	spare []lane
 }
 
-// maxLanes is how many the table can tell apart.
-const maxLanes = 1 << 16
+// maxLanes is how many there may be: laneByTier has one value for none.
+const maxLanes = 1<<16 - 1
 
 func (l *lanes) take() (lane, bool) {
 	l.mu.Lock()
@@ -57,6 +58,13 @@ func (l *lanes) take() (lane, bool) {
 	return lane(n), true
 }
 
+// some: take would return one now.
+func (l *lanes) some() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.spare) > 0 || l.n.Load() < maxLanes
+}
+
 // giveBack takes a lane that is in no set of the table any more.
 func (l *lanes) giveBack(taken lane) {
 	l.mu.Lock()
@@ -67,8 +75,9 @@ func (l *lanes) giveBack(taken lane) {
 // slot is one engine endpoint. Look reads the lanes of its tree, and what of
 // its shadow is made for that, without the mutex.
 type slot struct {
-	number int
-	size   atomic.Int64 // the records of its tree, for the choice of who gives up some
+	number  int
+	size    atomic.Int64 // the records of its tree, for the choice of who gives up some
+	waiting atomic.Int32 // goroutines that wait for the mutex
 
 	mu     sync.Mutex // guards what follows
 	gone   bool       // it has left
@@ -138,12 +147,25 @@ func (x *Index) lock(number int) *slot {
 	if s == nil {
 		return nil
 	}
-	s.mu.Lock()
+	if !s.mu.TryLock() {
+		s.waiting.Add(1)
+		s.mu.Lock()
+		s.waiting.Add(-1)
+	}
 	if s.gone {
 		s.mu.Unlock()
 		return nil
 	}
 	return s
+}
+
+// giveTurn ends what lock began, for one who will be back at once: whoever waits
+// goes first.
+func (s *slot) giveTurn() {
+	s.unlock()
+	if s.waiting.Load() > 0 {
+		runtime.Gosched()
+	}
 }
 
 // unlock ends what lock began.
@@ -156,6 +178,8 @@ func (s *slot) unlock() {
 // known of its engine: what is held under another model or block size is
 // forgotten, and a smaller capacity evicts.
 func (x *Index) Join(number int, c SlotConfig) {
+	var held *tree // under what is no more
+	defer func() { held.close() }()
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if number < 0 {
@@ -164,7 +188,7 @@ func (x *Index) Join(number int, c SlotConfig) {
 	if s := x.lock(number); s != nil {
 		defer s.unlock()
 		if c.Model != s.config.Model || c.BlockSize != s.config.BlockSize {
-			x.forgetLocked(s)
+			held = x.forgetLocked(s)
 		}
 		s.config = c
 		s.shadow.resize(s)
@@ -184,11 +208,19 @@ func (x *Index) Join(number int, c SlotConfig) {
 
 // Leave forgets a slot, and frees what it held. Claims on it become void.
 func (x *Index) Leave(number int) {
+	if s := x.leave(number); s != nil {
+		// It is gone, so the tree is nobody else's.
+		s.tree.close()
+	}
+}
+
+// leave takes a slot out of the index, with all but its tree.
+func (x *Index) leave(number int) *slot {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	s := x.lock(number)
 	if s == nil {
-		return
+		return nil
 	}
 	slots := slices.Clone(*x.slots.Load())
 	slots[number] = nil
@@ -199,28 +231,32 @@ func (x *Index) Leave(number int) {
 	s.gone = true
 	s.shadow.reset(s)
 	s.told.reset(s)
-	s.tree.close()
 	s.mu.Unlock()
+	return s
 }
 
 // Forget empties a slot: its engine has restarted. Claims on it become void.
 func (x *Index) Forget(number int) {
 	if s := x.lock(number); s != nil {
-		x.forgetLocked(s)
+		old := x.forgetLocked(s)
 		s.resets++
 		x.resets.Add(1)
 		s.unlock()
+		old.close()
 	}
 }
 
-func (x *Index) forgetLocked(s *slot) {
+// forgetLocked returns the tree of what was held, which is to be closed when the
+// slot is unlocked: that takes half a second for a million blocks, in which
+// requests go on.
+func (x *Index) forgetLocked(s *slot) *tree {
 	s.epoch = x.epochs.Add(1)
 	s.claims = 0
 	s.short = false
 	s.audit.forget()
 	s.shadow.reset(s)
 	s.told.reset(s)
-	s.tree.empty()
+	return s.tree.partFrom()
 }
 
 // SetState says how well a slot is known from now on, and why, for people. A
@@ -287,6 +323,7 @@ func (s *slot) doubt(r ref) {
 	// It is guessed, so it is held as before.
 	if t.zero(r, reason(GPU)) {
 		t.blocks[GPU]--
+		s.told.doubted = true
 	}
 }
 
@@ -308,10 +345,11 @@ func (x *Index) makeRoom(s *slot) int {
 		return s.giveUp(min(batchRecords, s.tree.records/8+1))
 	}
 	if most.mu.TryLock() {
-		n := 0
-		if !most.gone {
-			n = most.giveUp(batchRecords)
+		if most.gone {
+			most.mu.Unlock() // its tree is being closed
+			return s.giveUp(1)
 		}
+		n := most.giveUp(batchRecords)
 		most.unlock()
 		if n > 0 {
 			return n
@@ -383,21 +421,24 @@ func (x *Index) Look(l *Lookup, p *Prompt) {
 }
 
 // Held is what a slot holds of the prompt looked up.
-func (l *Lookup) Held(number int) Held {
-	var h Held
+func (l *Lookup) Held(number int) (h Held) {
 	if number < 0 || number >= len(l.slots) || l.slots[number] == nil {
-		return h
+		return
 	}
 	s := l.slots[number]
-	depth := int32(0)
+	lanes, depth := s.tree.lane.packed.Load(), int32(0)
 	for tier := range h {
 		// A lane may have been made since Look.
-		if n := int(s.tree.lane[tier].Load()); n != 0 && n <= len(l.depth) {
+		if n := int(uint16(lanes)); n != 0 && n <= len(l.depth) {
 			depth = max(depth, l.depth[n-1])
 		}
+		lanes >>= 16
 		h[tier] = depth
 	}
-	return s.shadow.beyond(l.prompt, h)
+	if s.shadow.answers.some() {
+		s.shadow.beyond(l.prompt, &h)
+	}
+	return
 }
 
 // SlotStats is what there is to say of a slot.

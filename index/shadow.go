@@ -118,9 +118,7 @@ func (sh *shadow) abandon(s *slot) {
 	for _, r := range spares {
 		t.drop(r)
 	}
-	t.clear(guessed)
-	t.clear(expected)
-	t.clear(pinned)
+	t.clear(guessed, expected, pinned)
 	sh.reset(s)
 }
 
@@ -168,14 +166,13 @@ func (sh *shadow) giveUp(s *slot) bool {
 
 // beyond adds to what a slot holds of a prompt's full blocks what was
 // generated behind them. It takes no lock.
-func (sh *shadow) beyond(p *Prompt, h Held) Held {
+func (sh *shadow) beyond(p *Prompt, h *Held) {
 	depth := int(h[GPU])
 	if n := sh.answers.behind(p, depth); n > 0 {
 		for tier := range h {
 			h[tier] = max(h[tier], int32(depth+n))
 		}
 	}
-	return h
 }
 
 // account tells the arena what is held beside records.
@@ -225,21 +222,36 @@ func (sh *shadow) instance(r ref) ref {
 	return r
 }
 
-// pin keeps a copy of a block: one more request uses it.
+// pin keeps a copy of a block: one more request uses it. A claim of what is cached
+// does little else than this and unpin. So where nothing else changes than the
+// count and the queue, they change only these.
 func (sh *shadow) pin(t *tree, x ref) {
-	if t.linked(&sh.queue, x) {
-		t.unlink(&sh.queue, x)
+	rec := t.at(x)
+	if rec.state&listedBit != 0 {
+		t.cut(&sh.queue, x)
+		rec.state &^= listedBit
 	}
-	t.hold(x, pinned)
+	if rec.state&(countMax[pinned]<<countShift[pinned]|leafBit|spareBit) != 0 {
+		t.hold(x, pinned)
+		return
+	}
+	rec.state += 1 << countShift[pinned]
+	t.blocks[pinned]++
 }
 
 // unpin ends what pin began. What nobody uses any more is put at the end of the
-// queue.
+// queue; it is guessed or spare, so it stays in the tree.
 func (sh *shadow) unpin(t *tree, x ref) {
-	if t.holds(x, pinned) == 1 {
-		t.push(&sh.queue, x)
+	rec := t.at(x)
+	if rec.state>>countShift[pinned]&countMax[pinned] != 1 {
+		t.release(x, pinned)
+		return
 	}
-	t.release(x, pinned)
+	rec.state += listedBit - 1<<countShift[pinned]
+	if rec.state&spareBit == 0 {
+		t.blocks[pinned]--
+	}
+	t.link(&sh.queue, x, sh.queue.last)
 }
 
 // copyOf makes a further copy of a block, 0 if there is no room for it.
@@ -362,7 +374,10 @@ func (sh *shadow) evictNode(s *slot) {
 // must be free for SGLang to evict nothing.
 func (sh *shadow) take(s *slot, tokens, spare int64, now time.Time) {
 	if !sh.radix {
-		for sh.free < tokens && sh.queue.first != 0 {
+		for n := 0; sh.free < tokens && sh.queue.first != 0; n++ {
+			if n%fetchAtOnce == 0 {
+				sh.fetchNext(&s.tree, (tokens-sh.free)/sh.block)
+			}
 			sh.evict(s, sh.queue.first)
 		}
 	} else if want := tokens + spare; sh.free < want {
@@ -374,6 +389,19 @@ func (sh *shadow) take(s *slot, tokens, spare int64, now time.Time) {
 	sh.free -= tokens
 	if sh.free < 0 {
 		sh.pressed = now
+	}
+}
+
+// fetchNext fetches the first blocks of the queue, n of them and a few at most.
+func (sh *shadow) fetchNext(t *tree, n int64) {
+	x := sh.queue.first
+	for range min(n+1, fetchAtOnce) {
+		if x == 0 {
+			return
+		}
+		rec := t.at(x)
+		t.fetch(rec.hash())
+		x = rec.after
 	}
 }
 

@@ -47,20 +47,21 @@ func (x *Index) AppendSnapshot(dst []byte, number int) []byte {
 	dst = binary.AppendUvarint(dst, uint64(s.config.Capacity))
 	dst = binary.AppendUvarint(dst, uint64(s.state))
 
-	numbers := make(map[ref]uint32, t.records)
+	numbers, n := make(refNumbers, len(t.chunks)), uint32(0)
 	for r := t.following(t.top); r != t.top; r = t.following(r) {
 		if t.saved(r) {
-			numbers[r] = uint32(len(numbers) + 1)
+			n++
+			numbers.set(r, n)
 		}
 	}
-	dst = binary.AppendUvarint(dst, uint64(len(numbers)))
+	dst = slices.Grow(binary.AppendUvarint(dst, uint64(n)), 32*int(n))
 	for r := t.following(t.top); r != t.top; r = t.following(r) {
-		n := numbers[r]
+		n := numbers.of(r)
 		if n == 0 {
 			continue
 		}
 		rec := t.at(r)
-		dst = binary.AppendUvarint(dst, uint64(n-numbers[rec.parent]))
+		dst = binary.AppendUvarint(dst, uint64(n-numbers.of(rec.parent)))
 		if rec.state&spareBit != 0 {
 			dst = append(dst, snapshotSpare)
 			continue
@@ -85,11 +86,10 @@ func (x *Index) AppendSnapshot(dst []byte, number int) []byte {
 	order := s.shadow.appendOrder(nil, s)
 	dst = binary.AppendUvarint(dst, uint64(len(order)))
 	for _, r := range order {
-		dst = binary.AppendUvarint(dst, uint64(numbers[r]))
+		dst = binary.AppendUvarint(dst, uint64(numbers.of(r)))
 	}
-	number32 := func(r ref) uint32 { return numbers[r] }
-	dst = appendString(dst, string(s.shadow.appendSnapshot(nil, s, number32)))
-	dst = appendString(dst, string(s.told.appendSnapshot(nil, s, number32)))
+	dst = appendString(dst, s.shadow.appendSnapshot(nil, s, numbers.of))
+	dst = appendString(dst, s.told.appendSnapshot(nil, s, numbers.of))
 	return binary.LittleEndian.AppendUint64(dst, xxh3.Hash(dst[start:]))
 }
 
@@ -100,7 +100,25 @@ func (t *tree) saved(r ref) bool {
 	return rec.state&(toldBits|spareBit) != 0 || t.holds(r, guessed) > 0 || rec.child != 0
 }
 
-func appendString(dst []byte, s string) []byte {
+// refNumbers are the numbers that records have in a snapshot, by the chunks that
+// the records lie in. Those that are not in it have 0.
+type refNumbers []*[chunkRecords]uint32
+
+func (n refNumbers) set(r ref, number uint32) {
+	if n[r/chunkRecords] == nil {
+		n[r/chunkRecords] = new([chunkRecords]uint32)
+	}
+	n[r/chunkRecords][r%chunkRecords] = number
+}
+
+func (n refNumbers) of(r ref) uint32 {
+	if c := n[r/chunkRecords]; c != nil {
+		return c[r%chunkRecords]
+	}
+	return 0
+}
+
+func appendString[S string | []byte](dst []byte, s S) []byte {
 	return append(binary.AppendUvarint(dst, uint64(len(s))), s...)
 }
 
@@ -162,7 +180,10 @@ func (s *slot) restore(data []byte) error {
 		order[i+1] = what&(snapshotSpare|1<<guessed) != 0
 	}
 	slices.SortFunc(hashes, func(a, b Hash) int {
-		return cmp.Or(cmp.Compare(a.Hi, b.Hi), cmp.Compare(a.Lo, b.Lo))
+		if a.Hi != b.Hi {
+			return cmp.Compare(a.Hi, b.Hi)
+		}
+		return cmp.Compare(a.Lo, b.Lo)
 	})
 	for i := 1; i < len(hashes); i++ {
 		if hashes[i] == hashes[i-1] {
@@ -192,7 +213,14 @@ func (s *slot) restore(data []byte) error {
 	t.makeRoom = nil
 	defer func() { t.makeRoom = makeRoom }()
 	refs := make([]ref, n+1)
+	ahead := records
 	for i := range n {
+		if i%fetchAtOnce == 0 {
+			for j := i; j < min(i+fetchAtOnce, n); j++ {
+				_, _, h, _ := ahead.record(j)
+				t.fetch(h)
+			}
+		}
 		parent, what, h, counts := records.record(i)
 		if parent > 0 && refs[parent] == 0 {
 			s.short = true

@@ -5,12 +5,15 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/zeebo/xxh3"
+
+	"github.com/inferrail/inferrail/index/kvevent"
 )
 
 // grown returns an index with one slot, number 3, that holds something of a wood.
@@ -252,4 +255,40 @@ func FuzzSnapshot(f *testing.F) {
 			t.Fatalf("%d bytes are left", n)
 		}
 	})
+}
+
+// TestSnapshotOfManyBlocks: entering a snapshot takes about what it took to learn
+// what is in it, however many blocks that are, and in whatever order they lie in
+// it. The names of blocks do so by the place that they have in their table.
+func TestSnapshotOfManyBlocks(t *testing.T) {
+	if raceDetector {
+		t.Skip("it measures time, and touches nothing from two goroutines")
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	const blocks = 200_000
+	r := rand.New(rand.NewPCG(1, 3))
+	e := kvevent.Event{Kind: kvevent.Stored, Tokens: randomIDs(r, blocks), BlockSize: 1, AdapterID: -1, Group: -1}
+	for range blocks {
+		e.Hashes = append(e.Hashes, r.Uint64())
+	}
+	x := New(Config{})
+	x.Join(0, SlotConfig{Model: "m", BlockSize: 1, Capacity: blocks + 1})
+	began := threadTime()
+	x.Apply(0, []kvevent.Event{e}, time.Time{})
+	learned := threadTime() - began
+
+	data := x.AppendSnapshot(nil, 0)
+	y := New(Config{})
+	y.Join(0, SlotConfig{Model: "m", BlockSize: 1, Capacity: blocks + 1})
+	began = threadTime()
+	if err := y.Restore(0, data); err != nil {
+		t.Fatal(err)
+	}
+	if restored := threadTime() - began; restored > 20*learned+time.Second {
+		t.Errorf("learning %d blocks took %v, and restoring them %v", blocks, learned, restored)
+	}
+	if got := y.Stats(nil)[0].Blocks[GPU]; got != blocks {
+		t.Errorf("%d blocks are restored, want %d", got, blocks)
+	}
 }

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"net/http"
 	"slices"
 	"strconv"
 	"sync"
@@ -89,14 +90,21 @@ func (b *blocks) fill(root index.Hash, p *prompt.Prompt, sizes []int) bool {
 	return len(b.prompts) > 0
 }
 
-func (b *blocks) fillTokens(root index.Hash, p *prompt.Prompt, sizes []int) {
-	b.sizes, b.tokens = sizes, len(p.IDs)
-	n := 0
+// hashesOf is how many hashes there are of a prompt, at most.
+func hashesOf(p *prompt.Prompt, sizes []int) (n int) {
+	if p.Reason != prompt.Exact {
+		return len(p.Text) / index.TextBlock
+	}
 	for _, size := range sizes {
 		n += len(p.IDs) / max(size, 1)
 	}
+	return n
+}
+
+func (b *blocks) fillTokens(root index.Hash, p *prompt.Prompt, sizes []int) {
+	b.sizes, b.tokens = sizes, len(p.IDs)
 	// Chains lie in one piece of memory, which must not move.
-	b.hashes = slices.Grow(b.hashes, n)
+	b.hashes = slices.Grow(b.hashes, hashesOf(p, sizes))
 	start := 0
 	for _, end := range p.Ends {
 		for _, size := range sizes {
@@ -110,7 +118,7 @@ func (b *blocks) fillTokens(root index.Hash, p *prompt.Prompt, sizes []int) {
 
 func (b *blocks) fillText(root index.Hash, p *prompt.Prompt) {
 	b.sizes, b.tokens = nil, len(p.Text)/bytesPerToken
-	b.hashes = slices.Grow(b.hashes, len(p.Text)/index.TextBlock)
+	b.hashes = slices.Grow(b.hashes, hashesOf(p, nil))
 	start := 0
 	for _, end := range p.TextEnds {
 		from := len(b.hashes)
@@ -122,8 +130,11 @@ func (b *blocks) fillText(root index.Hash, p *prompt.Prompt) {
 	}
 }
 
+// hashBytes is the memory of a hash.
+const hashBytes = 16
+
 // memory is how much the hashes take.
-func (b *blocks) memory() int64 { return 16 * int64(cap(b.hashes)) }
+func (b *blocks) memory() int64 { return hashBytes * int64(cap(b.hashes)) }
 
 // stride is how many prompts there are for each sequence, sequences how many
 // sequences.
@@ -191,6 +202,42 @@ func cachedOf(p *index.Prompt, h index.Held) cached {
 	return cached{p.Cached(h), p.Cached(index.Held{index.Tiers - 1: gpu})}
 }
 
+// Held is how much of a prompt a replica has in its cache.
+type Held struct {
+	Replica *Replica
+	Tokens  int // that it need not compute
+	// Blocks are those that each tier has, without what a faster one has too.
+	Blocks [index.Tiers]int
+}
+
+// HeldOf tells what the model's replicas hold of a prompt, as a request that has
+// it would find it.
+func HeldOf(x *index.Index, m *Model, p *prompt.Prompt) []Held {
+	var b blocks
+	if !b.fill(index.Root(m.CacheName, m.Adapter, p.Salt), p, m.Blocks) {
+		return nil
+	}
+	list := make([]Held, len(m.Replicas))
+	n := b.stride()
+	for i := range b.prompts {
+		x.Look(&b.looks[i%n], &b.prompts[i])
+		for k, r := range m.Replicas {
+			list[k].Replica = r
+			if b.of(r) != i%n {
+				continue
+			}
+			h := b.looks[i%n].Held(r.Slot)
+			list[k].Tokens += cachedOf(&b.prompts[i], h).any
+			faster := 0
+			for tier, depth := range h {
+				list[k].Blocks[tier] += int(depth) - faster
+				faster = int(depth)
+			}
+		}
+	}
+	return list
+}
+
 // most is how many tokens of the prompt could be in a cache whose blocks have
 // the size i.
 func (b *blocks) most(i int) (tokens int) {
@@ -222,6 +269,11 @@ func (x *exchange) lookUp() {
 	if x.cache = x.c.s.cache.Load(); x.cache == nil || x.prompt == nil || x.model.CacheName == "" {
 		return
 	}
+	// A prompt of a few bytes a token, in blocks of one, has hashes that are many
+	// times as large as its body: what all bodies may take bounds them too.
+	if n := hashBytes * int64(hashesOf(x.prompt, x.model.Blocks)); n > smallBody && x.c.s.buffered.Load()+n > x.limits.MaxBuffered {
+		return
+	}
 	began := time.Now()
 	b := blocksPool.Get().(*blocks)
 	if !b.fill(index.Root(x.model.CacheName, x.model.Adapter, x.prompt.Salt), x.prompt, x.model.Blocks) {
@@ -244,8 +296,13 @@ func (x *exchange) lookAgain() {
 	}
 }
 
-// mostClaims bounds the sequences of one request that are entered in the index.
-const mostClaims = 4096
+// mostClaims bounds the sequences of one request that are entered in the index,
+// and mostClaimed the blocks of all of them where there are several choices of
+// each: n is a number that a client may write, and no engine has had its say yet.
+const (
+	mostClaims  = 4096
+	mostClaimed = 1 << 17
+)
 
 // claim enters what the request, which is about to be sent to the replica, will
 // leave in its engine's cache.
@@ -267,7 +324,8 @@ func (x *exchange) claim() {
 	if first < 0 {
 		return
 	}
-	choices := int(max(x.call.limits[limitChoices], 1))
+	wanted := max(x.call.limits[limitChoices], 1)
+	choices := int(min(wanted, max(mostClaimed/max(int64(len(b.hashes)), 1), 1)))
 	n := min(b.sequences()*choices, mostClaims)
 	if x.claims = x.oneClaim[:]; n > 1 {
 		x.claims = make([]index.Claim, n)
@@ -278,7 +336,7 @@ func (x *exchange) claim() {
 		x.cache.index.Look(look, p)
 		h := look.Held(x.replica.Slot)
 		if i == 0 {
-			x.predict(p, h, n > 1 || x.call.beams, b.most(first))
+			x.predict(p, h, n > 1 || wanted > 1 || x.call.beams, b.most(first))
 		}
 		x.cache.index.Claim(&x.claims[i], x.replica.Slot, p, h, now)
 	}
@@ -355,9 +413,10 @@ func (x *exchange) generated(u usage, known, whole bool) int {
 	return max(n, 0)
 }
 
-// tellCached tells the client what was predicted for the engine that answers.
+// tellCached tells the client what was predicted for the engine that answers. One
+// that refuses has looked for nothing.
 func (x *exchange) tellCached() {
-	if x.predicted >= 0 {
+	if x.predicted >= 0 && x.status < http.StatusMultipleChoices {
 		x.extra = append(x.extra, "x-inferrail-cached-tokens: "...)
 		x.extra = append(strconv.AppendInt(x.extra, int64(x.predicted), 10), crlf...)
 	}

@@ -181,7 +181,7 @@ func TestCachedSecondTurn(t *testing.T) {
 	c.expect(completion(words(23)), "200 e0 20", usage(23, `,"prompt_tokens_details":null`))
 	// The engine has another prompt; a request that fails; and one that tells nothing.
 	c.expect(completion(words(23)), "200 e0 20", usage(22, details(3)))
-	c.expect(completion(words(23)), "400 e0 20", "Do: 400\r\n")
+	c.expect(completion(words(23)), "400 e0 -", "Do: 400\r\n")
 	c.expect(completion(words(23)), "200 e0 20")
 	want := []string{"m e0 0 0 true", "m e0 16 16 true", "m e0 20 12 true", "m e0 20 0 false"}
 	if got := c.told.take(); !slices.Equal(got, want) {
@@ -215,9 +215,9 @@ func TestCachedUndo(t *testing.T) {
 		})
 	}
 	f("answered", "", "200 e0 0", 5, 0)
-	f("refused", "Do: 400\r\n", "400 e0 0", 0, 0)
-	f("error", "Do: 500\r\n", "500 e0 0", 0, 0)
-	f("busy everywhere", "Do: 503\r\n", "503 e0 0", 0, 0)
+	f("refused", "Do: 400\r\n", "400 e0 -", 0, 0)
+	f("error", "Do: 500\r\n", "500 e0 -", 0, 0)
+	f("busy everywhere", "Do: 503\r\n", "503 e0 -", 0, 0)
 	f("dies everywhere", "Do: die\r\n", "502 e0 -", 0, 0)
 
 	t.Run("elsewhere", func(t *testing.T) {
@@ -434,6 +434,41 @@ func TestCachedSequences(t *testing.T) {
 	c.expect(completion(words(4), `"n":3`), "200 e0 0")
 	c.expect(`{"prompt":["a b c d ","e f g h "]}`, "200 e0 0")
 	c.expect(completion(words(20), `"use_beam_search":true`), "200 e0 -")
+}
+
+// What all bodies may take bounds the hashes too: a prompt is sent on without.
+func TestCachedMemory(t *testing.T) {
+	c := newCacher(t, nil, scripted(t))
+	c.join(c.replicas[0], index.SlotConfig{Model: "base", BlockSize: 1, Capacity: 100_000})
+	c.change(func(m *Model) { m.Blocks = []int{1} })
+	c.expect(completion(words(20_000)), "200 e0 0")
+	c.s.SetLimits(Limits{MaxBuffered: 400 << 10})
+	c.expect(completion(words(20_001)), "200 e0 -")
+	c.expect(completion(words(10_000)), "200 e0 9999")
+}
+
+// How many choices are entered is the client's word: as many as are cheap.
+func TestCachedManyChoices(t *testing.T) {
+	var c *cacher
+	claims := make(chan int, 1)
+	e := newRawEngine(t, func(side *engineSide) {
+		for side.request() != nil {
+			claims <- c.index.Stats(nil)[0].Claims
+			io.WriteString(side, fixed("{}"))
+		}
+	})
+	c = newCacher(t, nil, e.url())
+	f := func(tokens, n, want int) {
+		t.Helper()
+		c.expect(completion(words(tokens), fmt.Sprintf(`"n":%d`, n)), "200 e0 -")
+		if got := <-claims; got != want {
+			t.Errorf("%d choices of %d tokens: %d claims, want %d", n, tokens, got, want)
+		}
+	}
+	f(40, 3, 3)
+	f(40, 1<<40, mostClaims)
+	f(40_000, 100, mostClaimed/10_000)
+	f(40_000, 1<<40, mostClaimed/10_000)
 }
 
 // Of prompts whose tokens' probabilities are asked for, engines read nothing

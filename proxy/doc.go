@@ -12,8 +12,8 @@
 //	look up     cache.go     how much of it each replica holds in its cache (package index)
 //	choose      choice.go    policy.Policy picks a replica; the request takes a place at its gate (gate.go)
 //	connect     upstream.go  an idle connection that looks alive, or a new one (lookup.go: where)
-//	send        attempt.go   head and body in one write
 //	claim       cache.go     what the replica will hold, taken back if it does not answer
+//	send        attempt.go   head and body in one write
 //	first byte  attempt.go   the response's head; head.go says what passes
 //	relay       relay.go     the body: copied by a shard's goroutine, or carried by the kernel
 //	finish      exchange.go  one deferred call: release, count

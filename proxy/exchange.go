@@ -603,7 +603,7 @@ func (x *exchange) finish(f failure) {
 	}
 	x.releaseClaims(x.generated(u, known, f == none))
 	x.settle(f, u, known)
-	x.c.s.requestDone(x, f)
+	x.c.s.requestDone(x, f, u)
 	x.leave()
 	x.giveBack()
 	x.c.s.stats.finished(x, f, u, known)

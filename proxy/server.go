@@ -428,8 +428,9 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	return err
 }
 
-// requestDone writes a line for a request that is over. The level is debug.
-func (s *Server) requestDone(x *exchange, f failure) {
+// requestDone writes a line for a request that is over, of which the engine has
+// counted u. The level is debug.
+func (s *Server) requestDone(x *exchange, f failure, u usage) {
 	if !s.log.Enabled(s.ctx, slog.LevelDebug) {
 		return
 	}
@@ -446,6 +447,9 @@ func (s *Server) requestDone(x *exchange, f failure) {
 	}
 	if x.predicted >= 0 {
 		args = append(args, "cached_tokens", x.predicted)
+	}
+	if u.cachedTold {
+		args = append(args, "engine_cached_tokens", u.cached)
 	}
 	if x.replica != nil {
 		args = append(args, "replica", x.replica.ID, "first_byte_seconds", x.ttfb.Seconds(), "attempts", x.attempts)

@@ -21,20 +21,20 @@ type Config struct {
 	MaxNumSeqs  int `yaml:"max_num_seqs" name:"max-num-seqs" default:"256" help:"Most sequences that run at the same time; others wait."`
 	// APIKey, when not empty, must be sent as bearer token to /v1 and /v2.
 	APIKey       string `yaml:"api_key" name:"api-key" help:"Key that requests to /v1 must carry."`
-	BlockSize    int    `yaml:"block_size" name:"block-size" default:"16" help:"Tokens of a KV cache block."`
+	BlockSize    int    `yaml:"block_size" name:"block-size" default:"16" help:"Tokens of a KV cache block; --page-size of SGLang."`
 	NumGPUBlocks int    `yaml:"num_gpu_blocks_override" name:"num-gpu-blocks-override" default:"16384" help:"Blocks of each rank's KV cache."`
 	// Engine is whose cache, events, metrics and counts it has: vllm or sglang.
 	Engine string `yaml:"engine" name:"engine" enum:"vllm,sglang" default:"vllm" help:"vllm or sglang: whose KV cache, events, metrics and counts it has."`
 	// HostBlocks is the room of SGLang's host tier; 0 is none.
-	HostBlocks int `yaml:"host_blocks" name:"host-blocks" default:"0" help:"Blocks of SGLang's host tier; 0 is none."`
+	HostBlocks int `yaml:"host_blocks" name:"host-blocks" default:"0" help:"Pages of SGLang's host tier (HiCache, --enable-hierarchical-cache); 0 is none."`
 	// NoAsyncScheduling: vLLM schedules a step when the one before it is over.
-	NoAsyncScheduling     bool `yaml:"no_async_scheduling" name:"no-async-scheduling" help:"Schedule each step of vLLM when the one before it is over."`
-	NoEnablePrefixCaching bool `yaml:"no_enable_prefix_caching" name:"no-enable-prefix-caching" aliases:"disable-radix-cache" help:"Compute every prompt anew."`
+	NoAsyncScheduling     bool `yaml:"no_async_scheduling" name:"no-async-scheduling" help:"vLLM schedules each step when the one before it is over."`
+	NoEnablePrefixCaching bool `yaml:"no_enable_prefix_caching" name:"no-enable-prefix-caching" aliases:"disable-radix-cache" help:"Compute every prompt anew; --disable-radix-cache of SGLang."`
 	// DataParallelSize is how many ranks there are, each with a cache of its
 	// own. Default: 1.
 	DataParallelSize int `yaml:"data_parallel_size" name:"data-parallel-size" default:"1" help:"Engines behind the one address, each with a KV cache of its own."`
 	// EnablePromptTokensDetails: answers tell how many tokens were cached.
-	EnablePromptTokensDetails bool `yaml:"enable_prompt_tokens_details" name:"enable-prompt-tokens-details" aliases:"enable-cache-report" help:"Tell in usage how many tokens of the prompt were cached."`
+	EnablePromptTokensDetails bool `yaml:"enable_prompt_tokens_details" name:"enable-prompt-tokens-details" aliases:"enable-cache-report" help:"Tell in usage how many tokens of the prompt were cached; --enable-cache-report of SGLang."`
 	// LoRAModules are the names of adapters, which models are served as too.
 	LoRAModules []string `yaml:"lora_modules" name:"lora-modules" help:"Name of a LoRA adapter, repeatable."`
 

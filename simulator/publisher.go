@@ -22,19 +22,19 @@ import (
 // follow it; port 0 is any free one for each, which /kv_event_sources tells.
 type KVEvents struct {
 	// Endpoint is where batches are published; empty is nowhere.
-	Endpoint string `yaml:"endpoint" name:"endpoint" help:"Publish KV cache events at this address, such as tcp://127.0.0.1:5557; port 0 is any."`
+	Endpoint string `yaml:"endpoint" name:"endpoint" help:"Publish KV cache events at this address, such as tcp://127.0.0.1:5557; port 0 is any. Ranks have the ports behind it. It and the next five are members of --kv-events-config of vLLM."`
 	// ReplayEndpoint answers with the last batches, SnapshotEndpoint with all
 	// that is held; with that there is a heartbeat each second, too.
-	ReplayEndpoint   string `yaml:"replay_endpoint" name:"replay-endpoint" help:"Answer requests for the last batches of KV cache events at this address."`
-	SnapshotEndpoint string `yaml:"snapshot_endpoint" name:"snapshot-endpoint" help:"Answer requests for all that is in the KV cache at this address."`
+	ReplayEndpoint   string `yaml:"replay_endpoint" name:"replay-endpoint" help:"Send the last batches of KV cache events again to whoever asks at this address."`
+	SnapshotEndpoint string `yaml:"snapshot_endpoint" name:"snapshot-endpoint" help:"Tell all that is in the KV cache to whoever asks at this address."`
 	BufferSteps      int    `yaml:"buffer_steps" name:"buffer-steps" default:"10000" help:"Batches of KV cache events that are kept for replay."`
 	HWM              int    `yaml:"hwm" name:"hwm" default:"100000" help:"Batches that wait for one subscriber before more are dropped."`
 	Topic            string `yaml:"topic" name:"topic" help:"Topic of the KV cache events."`
 	// Arrays: events are arrays, as in older releases of both engines, and
 	// replies to replays are without the topic.
-	Arrays bool `yaml:"arrays" name:"arrays" help:"Write KV cache events as older engines do."`
+	Arrays bool `yaml:"arrays" name:"arrays" help:"Write KV cache events as arrays, as vLLM did until 0.23 and SGLang until 0.5.19."`
 	// ByteHashes: hashes are bytes, which vLLM can have.
-	ByteHashes bool `yaml:"byte_hashes" name:"byte-hashes" help:"Write the hashes of vLLM's KV cache events as bytes."`
+	ByteHashes bool `yaml:"byte_hashes" name:"byte-hashes" help:"Write the hashes of vLLM's KV cache events as bytes, as with VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0."`
 }
 
 func (c *KVEvents) check(ranks int, sglang bool) error {

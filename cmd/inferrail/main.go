@@ -29,7 +29,7 @@ type env struct {
 type commands struct {
 	Agent   agentCommand   `cmd:"" help:"Route requests to engines: the node agent."`
 	Check   checkCommand   `cmd:"" help:"Tell what is wrong with a configuration file."`
-	Sim     simCommand     `cmd:"" help:"Be an engine: a simulated vLLM."`
+	Sim     simCommand     `cmd:"" help:"Be an engine: a simulated vLLM or SGLang."`
 	Bench   benchCommand   `cmd:"" help:"Measure inferrail beside others."`
 	Version versionCommand `cmd:"" help:"Print the version."`
 }

@@ -37,7 +37,8 @@ const maxSims = 64
 type sims []*simulator.Server
 
 // startSims starts n engines of one model on free loopback ports, slow enough
-// that a person sees the tokens come.
+// that a person sees the tokens come. They tell all that an engine can tell of
+// its cache.
 func startSims(n int) (sims, error) {
 	var s sims
 	for i := range n {
@@ -45,6 +46,9 @@ func startSims(n int) (sims, error) {
 			ServedModelName:    []string{simModel},
 			TimePerOutputToken: 25 * time.Millisecond,
 			Seed:               uint64(i),
+
+			EnablePromptTokensDetails: true,
+			KVEvents:                  simulator.KVEvents{Endpoint: "tcp://127.0.0.1:0", ReplayEndpoint: "tcp://127.0.0.1:0"},
 		})
 		if err != nil {
 			s.close()
