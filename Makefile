@@ -61,8 +61,10 @@ test: ## run every test that this machine can run; what is skipped is said at th
 	@if command -v gcc >/dev/null; then export CGO_ENABLED=1; race=-race; \
 	else race=; echo "no C compiler: testing without the race detector"; fi; \
 	go run .ci/testlog.go $$race -timeout 20m $(TEST_ARGS)
-	@# The race detector allocates; so these are run without it.
+	@# The race detector allocates; so these are run without it. So are the index's,
+	@# of which those with one goroutine have less to do under it.
 	@[ -n "$(ARGS)" ] || go test -run Alloc ./...
+	@[ -n "$(ARGS)" ] || go test ./index
 	@[ -n "$(ARGS)" ] || if { command -v cargo && command -v g++; } >/dev/null; then $(MAKE) -s test-library; \
 	else echo "no Rust or C++ compiler: the tokenizers are not compared with the tokenizers library"; fi
 
@@ -156,9 +158,10 @@ bench-index: ## measure looking up and changing the KV index, and the table in i
 		go test -count 1 -timeout 0 -run '^TestIndexTiming$$' -v ./index
 
 SOAK ?= 20m
-soak: ## engines that fail in all ways under 300 requests/s for SOAK=20m, then slow streams; the packet tier needs root
+soak: ## engines that fail in all ways under 300 requests/s for SOAK=20m, slow streams, and 3,000 turns of conversations; the packet tier needs root
 	INFERRAIL_SOAK=$(SOAK) go test -count 1 -timeout 0 -v -run '^TestChaos$$' ./cmd/inferrail
 	INFERRAIL_SOAK=$(SOAK) go test -count 1 -timeout 0 -v -run '^TestDatapathTenMinutes$$' ./cmd/inferrail
+	INFERRAIL_SOAK=$(SOAK) go test -count 1 -timeout 0 -v -run '^TestPredictedIsCached$$' ./cmd/inferrail
 
 clean: ## remove what was built
 	rm -rf bin

@@ -1,11 +1,11 @@
 package agent
 
 import (
-	"bytes"
 	"encoding/json"
 	"math"
 	"slices"
 	"strconv"
+	"strings"
 )
 
 // reading is what one look at the pages of an engine has told. The
@@ -70,19 +70,23 @@ func (c *counts) update(now *counts) {
 	}
 }
 
-// rank returns what is known of a rank, to be added to. Of more than mostRanks
-// the rest is lost.
+// rank returns what is known of a rank, to be added to before another is asked
+// for. Of more than mostRanks the rest is lost.
 func (r *reading) rank(label []byte) *rankReading {
-	for i := range r.ranks {
-		if r.ranks[i].label == string(label) {
-			return &r.ranks[i]
+	i, found := slices.BinarySearchFunc(r.ranks, label, func(k rankReading, label []byte) int {
+		// Numbers without leading zeros.
+		if len(k.label) != len(label) {
+			return len(k.label) - len(label)
 		}
+		return strings.Compare(k.label, string(label))
+	})
+	if !found {
+		if len(r.ranks) == mostRanks {
+			return &rankReading{}
+		}
+		r.ranks = slices.Insert(r.ranks, i, rankReading{label: string(label)})
 	}
-	if len(r.ranks) == mostRanks {
-		return &rankReading{}
-	}
-	r.ranks = append(r.ranks, rankReading{label: string(label)})
-	return &r.ranks[len(r.ranks)-1]
+	return &r.ranks[i]
 }
 
 // mostBlockTokens is larger than any engine's block.
@@ -139,13 +143,6 @@ func readMetrics(points []point) reading {
 	if len(r.ranks) > 1 {
 		r.ranks = slices.DeleteFunc(r.ranks, func(k rankReading) bool { return k.label == "" })
 	}
-	slices.SortStableFunc(r.ranks, func(a, b rankReading) int {
-		// Numbers without leading zeros.
-		if len(a.label) != len(b.label) {
-			return len(a.label) - len(b.label)
-		}
-		return bytes.Compare([]byte(a.label), []byte(b.label))
-	})
 	switch r.engine {
 	case "vllm":
 		r.shareBlocks(points)

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/datadriven"
 )
@@ -190,6 +191,23 @@ func TestPagesAllocate(t *testing.T) {
 	}
 	if n := testing.AllocsPerRun(10, func() { readMetrics(points) }); n > 20 {
 		t.Errorf("%v allocations to make a reading", n)
+	}
+}
+
+// TestPageOfManyRanks: a page that makes up ranks takes little longer than another
+// of its length.
+func TestPageOfManyRanks(t *testing.T) {
+	var page []byte
+	for i := range 200_000 {
+		page = fmt.Appendf(page, "vllm:prompt_tokens_total{engine=\"%d\"} 1\n", i)
+	}
+	points := appendPoints(nil, page)
+	var r reading
+	if d := computing(t, func() { r = readMetrics(points) }); d > 5*time.Second {
+		t.Errorf("%d points take %v", len(points), d)
+	}
+	if len(r.ranks) != mostRanks || r.ranks[1].label != "1" || len(points) != 200_000 {
+		t.Errorf("%d ranks, the second %q, of %d points", len(r.ranks), r.ranks[1].label, len(points))
 	}
 }
 

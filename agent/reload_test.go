@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -14,6 +15,9 @@ import (
 	"time"
 
 	"github.com/cockroachdb/datadriven"
+
+	"github.com/inferrail/inferrail/index"
+	"github.com/inferrail/inferrail/simulator"
 )
 
 func TestDifferenceStories(t *testing.T) {
@@ -461,4 +465,89 @@ func TestConfigurationThroughAPipe(t *testing.T) {
 	l.hangup <- syscall.SIGHUP
 	l.says("the configuration says what is in use")
 	l.ready("ok\n")
+}
+
+// Whatever the configuration says of the caches may change at any time, while
+// requests run. What is known in the end is what was never configured otherwise.
+func TestCachesAreConfiguredAnew(t *testing.T) {
+	const ranks = 2
+	any := "tcp://127.0.0.1:0"
+	engine, err := simulator.Start(simulator.Config{ServedModelName: []string{"m", "n"}, ZeroLatency: true, EnablePromptTokensDetails: true,
+		NumGPUBlocks: 300, DataParallelSize: ranks, KVEvents: simulator.KVEvents{Endpoint: any, ReplayEndpoint: any}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { engine.Close() })
+	c := DefaultConfig()
+	c.Listen, c.AdminListen, c.Datapath.Mode = "127.0.0.1:0", "127.0.0.1:0", "copy"
+	c.Models = []ModelConfig{{Name: "m", Tokenizer: "builtin:sim"}}
+	c.Replicas = []ReplicaConfig{{ID: "a", URL: engine.URL()}}
+	a := startAgent(t, c)
+	defer func() { stopped(t, a) }()
+
+	stop := make(chan struct{})
+	var asking sync.WaitGroup
+	for worker := range 2 {
+		asking.Go(func() {
+			client := &http.Client{Timeout: patience}
+			for n := worker; ; n++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				body := fmt.Sprintf(`{"max_tokens":2,"prompt":%q}`, story(n%9))
+				resp, err := client.Post("http://"+a.Addr().String()+"/v1/completions", "application/json", strings.NewReader(body))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				_, _ = io.Copy(io.Discard, resp.Body)
+				resp.Body.Close()
+			}
+		})
+	}
+	r := rand.New(rand.NewPCG(7, 52))
+	for range 25 {
+		n := c
+		k := &KVEventsConfig{}
+		switch r.IntN(4) {
+		case 0:
+			k.Mode = kvEventsOff
+		case 1:
+			k.Endpoint = "tcp://127.0.0.1:9" // nobody publishes there
+		case 2:
+			k.Mode = "auto"
+		}
+		n.Models = []ModelConfig{{Name: []string{"m", "n"}[r.IntN(2)], Tokenizer: "builtin:sim", BlockSize: []int{0, 16, 32, 1}[r.IntN(4)]}}
+		n.Replicas = []ReplicaConfig{{ID: []string{"a", "b"}[r.IntN(2)], URL: engine.URL(), KVEvents: *k, DataParallel: r.IntN(3), KVBlocks: []int{0, 1, 5, 300}[r.IntN(4)]}}
+		n.Index.DefaultCapacity = 1 + r.IntN(1000)
+		if err := a.Reload(n); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Duration(r.IntN(200)) * time.Millisecond)
+	}
+	close(stop)
+	asking.Wait()
+	if err := a.Reload(c); err != nil {
+		t.Fatal(err)
+	}
+	known := func() bool {
+		exact := 0
+		for _, st := range a.fleet.index.Stats(nil) {
+			if st.State == index.Exact && st.Block == 16 && st.Capacity == 300 && st.Claims == 0 {
+				exact++
+			}
+		}
+		return exact == ranks && a.fleet.index.Totals().Slots == ranks && promptPage(t, a).State == "exact"
+	}
+	eventually(t, known, func() string { return fmt.Sprintf("%+v", a.fleet.index.Stats(nil)) })
+	for n := range 9 {
+		// An answer's events may come behind it.
+		predicted, actual := "", 0
+		eventually(t, func() bool {
+			predicted, actual = cachedOf(t, a, story(n))
+			return predicted == fmt.Sprint(actual) && actual > 0
+		}, func() string { return fmt.Sprintf("%s tokens are predicted, and %d were cached", predicted, actual) })
+	}
 }

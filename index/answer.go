@@ -74,6 +74,9 @@ func (p *Prompt) parent(depth int) Hash {
 	return p.Chain[depth-1]
 }
 
+// some: there may be answers. It takes no lock.
+func (a *answers) some() bool { return a.table.Load() != nil }
+
 // behind tells how many full blocks of a prompt are known to be an answer, when
 // depth full blocks of it are held without. It takes no lock.
 func (a *answers) behind(p *Prompt, depth int) int {

@@ -156,11 +156,7 @@ func BenchmarkClaimNew(b *testing.B) {
 // TestClaimsInAnyOrder: whatever requests do, with whatever state and memory, the
 // shadow's counts are right, and nothing is left when all is over.
 func TestClaimsInAnyOrder(t *testing.T) {
-	seeds := uint64(40)
-	if raceDetector {
-		seeds = 8
-	}
-	for seed := range seeds {
+	for seed := range uint64(unlessRace(40, 8)) {
 		r := rand.New(rand.NewPCG(seed, 9))
 		config := Config{}
 		if seed%2 == 0 {

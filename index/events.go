@@ -37,6 +37,7 @@ type told struct {
 	gpu, most   int    // copies of blocks on the GPU, and the most there were
 	evicts      bool   // blocks have been told to be removed from there
 	orphaned    bool   // there were orphans since the GPU was empty
+	doubted     bool   // slot.doubt has taken something away since then
 	hybrid      bool   // there are groups that do not count
 	counted     int64  // bytes of all this that the arena was told of
 	buf         []byte // for mixed
@@ -174,6 +175,7 @@ func (x *Index) apply(slot int, events []kvevent.Event) Told {
 	}
 	defer s.giveTurn()
 	s.told.keep(s, events)
+	s.shadow.silent = 0
 	touched := 0
 	for i := range events {
 		switch e := &events[i]; e.Kind {
@@ -289,7 +291,7 @@ func (d *told) stored(s *slot, e *kvevent.Event) {
 		// As touch does.
 		for i, name := range e.Hashes {
 			if d.names.n > 0 {
-				t.touched += uint64(d.names.cells[d.names.home(name)])
+				t.fetched += uint64(d.names.cells[d.names.home(name)])
 			}
 			if i < len(d.chain) {
 				t.fetch(d.chain[i])
@@ -413,7 +415,7 @@ func (d *told) demote(s *slot) {
 		}
 	}
 	s.tree.clear(reason(GPU))
-	d.orphaned, d.gpu = false, 0
+	d.orphaned, d.doubted, d.gpu = false, false, 0
 }
 
 // recount counts the copies on the GPU anew.
@@ -433,6 +435,8 @@ func (d *told) inexact() string {
 	switch {
 	case d.orphaned:
 		return "the engine stores blocks behind others that it has not told of"
+	case d.doubted:
+		return "some of what its events told was given up while they were not believed"
 	case d.hybrid:
 		return "a hybrid model: only the blocks of full attention are looked at"
 	}
@@ -864,6 +868,9 @@ func (d *told) appendSnapshot(dst []byte, s *slot, number func(ref) uint32) []by
 	if d.hybrid {
 		inexact |= toldHybrid
 	}
+	if d.doubted {
+		inexact |= toldDoubted
+	}
 	dst = binary.AppendUvarint(dst, inexact)
 	dst = binary.AppendUvarint(dst, uint64(len(d.residencies)))
 	for _, o := range d.residencies {
@@ -905,6 +912,7 @@ func (d *told) appendSnapshot(dst []byte, s *slot, number func(ref) uint32) []by
 const (
 	toldOrphaned = 1 << iota
 	toldHybrid
+	toldDoubted
 )
 
 var errToldSnapshot = errors.New("what events have told: damaged")
@@ -928,8 +936,8 @@ func (d *told) restore(s *slot, data []byte, record func(uint32) ref) error {
 	d.group = int(r.number(1 << 31))
 	d.chosen = chosen(r.number(uint64(byKind)))
 	d.stats.BlockSize = int(r.number(1 << 31))
-	inexact := r.number(toldOrphaned | toldHybrid)
-	d.orphaned, d.hybrid = inexact&toldOrphaned != 0, inexact&toldHybrid != 0
+	inexact := r.number(toldOrphaned | toldHybrid | toldDoubted)
+	d.orphaned, d.hybrid, d.doubted = inexact&toldOrphaned != 0, inexact&toldHybrid != 0, inexact&toldDoubted != 0
 	for range r.number(maxResidencies) {
 		e := kvevent.Event{Medium: string(r.bytes()), Locality: string(r.bytes()), Ownership: string(r.bytes())}
 		d.residency(&e)

@@ -339,7 +339,7 @@ func (e *teller) check(t *testing.T, x *Index) {
 // copies, tiers, owners, groups and second names, a prompt finds what the engine
 // holds; also when the index was saved and restored in between.
 func TestEventsAgainstModel(t *testing.T) {
-	for seed := range uint64(40) {
+	for seed := range uint64(unlessRace(40, 10)) {
 		r := rand.New(rand.NewPCG(seed, 21))
 		e := newTeller(r)
 		config := SlotConfig{Model: "m", BlockSize: 2, Capacity: 1000}
@@ -558,6 +558,47 @@ func TestToldSnapshotDamaged(t *testing.T) {
 		x.Apply(0, e.events(), time.Time{})
 		e.check(t, x)
 	}
+}
+
+// What was taken away while the events were not believed is not there when they
+// are again: that is told, until the cache is empty.
+func TestEventsBelievedAgain(t *testing.T) {
+	x := New(Config{})
+	x.Join(0, SlotConfig{Model: "m", BlockSize: 4, Capacity: 9})
+	x.SetState(0, Exact, "")
+	tokens := make([]uint32, 24)
+	e := kvevent.Event{Kind: kvevent.Stored, Hashes: []uint64{1, 2, 3, 4, 5, 6}, Tokens: tokens, BlockSize: 4, Medium: "gpu", Group: -1, AdapterID: -1}
+	x.Apply(0, []kvevent.Event{e}, time.Time{})
+	expect := func(state State, blocks int, why string) {
+		t.Helper()
+		if st := x.Stats(nil)[0]; st.State != state || st.Blocks[GPU] != blocks || st.Why != why {
+			t.Errorf("it is %v, %d blocks, %q; want %v, %d, %q", st.State, st.Blocks[GPU], st.Why, state, blocks, why)
+		}
+	}
+	expect(Exact, 6, "")
+	x.SetState(0, Mismatched, "no")
+	ids := []uint32{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17}
+	root := Root("m", "", nil)
+	p := &Prompt{Root: root, Chain: AppendTokens(nil, root, ids, 4), IDs: ids, Block: 4}
+	var c Claim
+	x.Claim(&c, 0, p, Held{}, time.Unix(1, 0))
+	x.Release(&c, 0, time.Unix(2, 0))
+	expect(Mismatched, 3, "no")
+	x.SetState(0, Exact, "")
+	const why = "some of what its events told was given up while they were not believed"
+	expect(Approximate, 3, why)
+	data := x.AppendSnapshot(nil, 0)
+	y := New(Config{})
+	y.Join(0, SlotConfig{Model: "m", BlockSize: 4, Capacity: 9})
+	if err := y.Restore(0, data); err != nil {
+		t.Fatal(err)
+	}
+	y.SetState(0, Exact, "")
+	if st := y.Stats(nil)[0]; st.Why != why {
+		t.Errorf("after a restart it is %v, %q", st.State, st.Why)
+	}
+	x.Apply(0, []kvevent.Event{{Kind: kvevent.Cleared, AdapterID: -1, Group: -1}}, time.Time{})
+	expect(Exact, 0, "")
 }
 
 // What large batches say is what they say as a whole, though others have their turn

@@ -39,8 +39,8 @@ type lanes struct {
 	spare []lane
 }
 
-// maxLanes is how many the table can tell apart.
-const maxLanes = 1 << 16
+// maxLanes is how many there may be: laneByTier has one value for none.
+const maxLanes = 1<<16 - 1
 
 func (l *lanes) take() (lane, bool) {
 	l.mu.Lock()
@@ -323,6 +323,7 @@ func (s *slot) doubt(r ref) {
 	// It is guessed, so it is held as before.
 	if t.zero(r, reason(GPU)) {
 		t.blocks[GPU]--
+		s.told.doubted = true
 	}
 }
 
@@ -420,21 +421,24 @@ func (x *Index) Look(l *Lookup, p *Prompt) {
 }
 
 // Held is what a slot holds of the prompt looked up.
-func (l *Lookup) Held(number int) Held {
-	var h Held
+func (l *Lookup) Held(number int) (h Held) {
 	if number < 0 || number >= len(l.slots) || l.slots[number] == nil {
-		return h
+		return
 	}
 	s := l.slots[number]
-	depth := int32(0)
+	lanes, depth := s.tree.lane.packed.Load(), int32(0)
 	for tier := range h {
 		// A lane may have been made since Look.
-		if n := int(s.tree.lane[tier].Load()); n != 0 && n <= len(l.depth) {
+		if n := int(uint16(lanes)); n != 0 && n <= len(l.depth) {
 			depth = max(depth, l.depth[n-1])
 		}
+		lanes >>= 16
 		h[tier] = depth
 	}
-	return s.shadow.beyond(l.prompt, h)
+	if s.shadow.answers.some() {
+		s.shadow.beyond(l.prompt, &h)
+	}
+	return
 }
 
 // SlotStats is what there is to say of a slot.

@@ -48,6 +48,7 @@ type shadow struct {
 	wanted  int64     // tokens of memory that they have, or want, and events do not tell of
 	awaited []awaited // what events must confirm, the first due first
 	due     int       // those before it have been seen to
+	silent  int       // of them so many in a row were not confirmed, and nothing else was told
 
 	generating generating
 
@@ -95,7 +96,7 @@ func (sh *shadow) reset(s *slot) {
 	sh.queue = list{}
 	sh.copies, sh.ends = nil, nil
 	sh.answers.reset()
-	sh.asked, sh.wanted, sh.awaited, sh.due = 0, 0, nil, 0
+	sh.asked, sh.wanted, sh.awaited, sh.due, sh.silent = 0, 0, nil, 0, 0
 	sh.free = sh.size
 	sh.generating = generating{mean: sh.generating.mean, rate: sh.generating.rate, quiet: sh.generating.quiet}
 	sh.pressed = time.Time{}
@@ -165,14 +166,13 @@ func (sh *shadow) giveUp(s *slot) bool {
 
 // beyond adds to what a slot holds of a prompt's full blocks what was
 // generated behind them. It takes no lock.
-func (sh *shadow) beyond(p *Prompt, h Held) Held {
+func (sh *shadow) beyond(p *Prompt, h *Held) {
 	depth := int(h[GPU])
 	if n := sh.answers.behind(p, depth); n > 0 {
 		for tier := range h {
 			h[tier] = max(h[tier], int32(depth+n))
 		}
 	}
-	return h
 }
 
 // account tells the arena what is held beside records.
@@ -375,8 +375,8 @@ func (sh *shadow) evictNode(s *slot) {
 func (sh *shadow) take(s *slot, tokens, spare int64, now time.Time) {
 	if !sh.radix {
 		for n := 0; sh.free < tokens && sh.queue.first != 0; n++ {
-			if n%touchAtOnce == 0 {
-				sh.touchNext(&s.tree, (tokens-sh.free)/sh.block)
+			if n%fetchAtOnce == 0 {
+				sh.fetchNext(&s.tree, (tokens-sh.free)/sh.block)
 			}
 			sh.evict(s, sh.queue.first)
 		}
@@ -392,10 +392,10 @@ func (sh *shadow) take(s *slot, tokens, spare int64, now time.Time) {
 	}
 }
 
-// touchNext touches the first blocks of the queue, n of them and a few at most.
-func (sh *shadow) touchNext(t *tree, n int64) {
+// fetchNext fetches the first blocks of the queue, n of them and a few at most.
+func (sh *shadow) fetchNext(t *tree, n int64) {
 	x := sh.queue.first
-	for range min(n+1, touchAtOnce) {
+	for range min(n+1, fetchAtOnce) {
 		if x == 0 {
 			return
 		}

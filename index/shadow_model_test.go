@@ -338,11 +338,7 @@ func TestShadowAgainstEngine(t *testing.T) {
 				if radix {
 					e = newRadixEngine(blocks, block)
 				}
-				requests := 3000
-				if raceDetector {
-					requests = 400 // It finds races, and those need no pressure.
-				}
-				compare(t, r, e, radix, blocks, block, requests)
+				compare(t, r, e, radix, blocks, block, unlessRace(3000, 400))
 			})
 		}
 	}
@@ -529,7 +525,8 @@ func (e *poolEngine) grow(id int, token uint32) {
 // Hardly a prediction is wrong. Without a guess of what they have generated one in
 // twenty-five is.
 func TestShadowOfBusyEngine(t *testing.T) {
-	const block, blocks, requests = 16, 1500, 600
+	const block, blocks = 16, 1500
+	requests := unlessRace(600, 150)
 	r := rand.New(rand.NewPCG(1, 1))
 	e := newPoolEngine(blocks, block)
 	x := New(Config{})

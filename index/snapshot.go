@@ -215,8 +215,8 @@ func (s *slot) restore(data []byte) error {
 	refs := make([]ref, n+1)
 	ahead := records
 	for i := range n {
-		if i%touchAtOnce == 0 {
-			for j := i; j < min(i+touchAtOnce, n); j++ {
+		if i%fetchAtOnce == 0 {
+			for j := i; j < min(i+fetchAtOnce, n); j++ {
 				_, _, h, _ := ahead.record(j)
 				t.fetch(h)
 			}

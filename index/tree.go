@@ -100,14 +100,14 @@ func heldBits(state uint32) uint32 {
 type tree struct {
 	arena    *arena
 	lanes    *lanes
-	lane     [Tiers]atomic.Uint32 // the slot's, plus 1; 0 for a tier not used
-	chunks   []*chunk             // of the arena, as far as this tree knows it
-	top      ref                  // what the roots are below; it is no block
-	free     ref                  // records to use, linked by next
-	freed    int                  // how many
-	records  int                  // how many are in use, top aside
-	leaves   list                 // those that giveUp may take
-	leaving  list                 // those that do not count on the GPU any more
+	lane     laneByTier
+	chunks   []*chunk // of the arena, as far as this tree knows it
+	top      ref      // what the roots are below; it is no block
+	free     ref      // records to use, linked by next
+	freed    int      // how many
+	records  int      // how many are in use, top aside
+	leaves   list     // those that giveUp may take
+	leaving  list     // those that do not count on the GPU any more
 	branches branches
 	more     map[uint64]uint32 // by ref<<8 | reason
 	blocks   [reasons]int      // how many have the reason
@@ -117,8 +117,21 @@ type tree struct {
 	credit   int // how many may come for those that were given up
 	// dropped is told of each record that goes.
 	dropped func(ref)
-	touched uint64 // nothing; it keeps what touch reads from being left out
+	fetched uint64 // nothing; it keeps what fetch reads from being left out
 }
+
+// laneByTier is a tree's lane for each tier that it uses. It is one word, so that
+// Look has all of them at once, without the mutex: 16 bits for each tier, 0 where it
+// is not used, and else the lane plus 1.
+type laneByTier struct{ packed atomic.Uint64 }
+
+func (l *laneByTier) of(tier Tier) (of lane, ok bool) {
+	n := uint16(l.packed.Load() >> (16 * tier))
+	return lane(n - 1), n != 0
+}
+
+// set gives a tier, which has none, a lane.
+func (l *laneByTier) set(tier Tier, of lane) { l.packed.Add((uint64(of) + 1) << (16 * tier)) }
 
 // list is records in an order, the oldest first. A record is in one list at
 // most. The zero value is empty.
@@ -147,7 +160,7 @@ func (t *tree) init(a *arena, l *lanes) {
 // useLane makes the lane of a tier, if there is one left, and enters what is
 // reached at it.
 func (t *tree) useLane(tier Tier) {
-	if t.lane[tier].Load() != 0 {
+	if _, ok := t.lane.of(tier); ok {
 		return
 	}
 	l, ok := t.lanes.take()
@@ -159,7 +172,7 @@ func (t *tree) useLane(tier Tier) {
 			t.arena.table.enter(rec.hash(), l)
 		}
 	}
-	t.lane[tier].Store(uint32(l) + 1)
+	t.lane.set(tier, l)
 }
 
 // following is the record behind r in the order in which parents come before
@@ -198,7 +211,7 @@ func (t *tree) find(parent ref, h Hash) ref {
 			return 0
 		}
 	}
-	t.touch(c)
+	t.renew(c)
 	return c
 }
 
@@ -294,12 +307,12 @@ func (t *tree) giveWay(keep ref) int {
 	return t.makeRoom()
 }
 
-// fetch brings near what the table has of a block that comes or goes soon.
-func (t *tree) fetch(h Hash) { t.touched += t.arena.table.touch(h) }
+// fetch reads what the table has of a block that comes or goes soon.
+func (t *tree) fetch(h Hash) { t.fetched += t.arena.table.touch(h) }
 
-// touchAtOnce is how many blocks are touched before the first of them comes or
+// fetchAtOnce is how many blocks are fetched before the first of them comes or
 // goes: so many are on their way at the same time, and are still there then.
-const touchAtOnce = 32
+const fetchAtOnce = 32
 
 // alloc takes one of the free records, of which there are some.
 func (t *tree) alloc() ref {
@@ -450,8 +463,10 @@ func (t *tree) zero(r ref, why reason) bool {
 
 // hold adds a reason for a block.
 func (t *tree) hold(r ref, why reason) {
-	if why < Tiers && t.lane[why].Load() == 0 {
-		t.useLane(Tier(why))
+	if why < Tiers {
+		if _, ok := t.lane.of(Tier(why)); !ok {
+			t.useLane(Tier(why))
+		}
 	}
 	if !t.raise(r, why) {
 		return
@@ -570,9 +585,9 @@ func (t *tree) clear(whys ...reason) {
 		return
 	}
 	// From below upwards, so that what is dropped has nothing below it any more.
-	for r, on, ahead := t.lowest(t.top), ref(0), t.touchUp(0); r != t.top; r = on {
+	for r, on, ahead := t.lowest(t.top), ref(0), t.fetchUp(0); r != t.top; r = on {
 		if on = t.above(r); r == ahead {
-			ahead = t.touchUp(r)
+			ahead = t.fetchUp(r)
 		}
 		rec := t.at(r)
 		if rec.state&spareBit != 0 {
@@ -604,13 +619,13 @@ func (t *tree) above(r ref) ref {
 	return rec.parent
 }
 
-// touchUp touches a few of those from r on in that order, or from the first on
+// fetchUp fetches a few of those from r on in that order, or from the first on
 // for 0, and returns the first that it has not.
-func (t *tree) touchUp(r ref) ref {
+func (t *tree) fetchUp(r ref) ref {
 	if r == 0 {
 		r = t.lowest(t.top)
 	}
-	for n := 0; n < touchAtOnce && r != t.top; n++ {
+	for n := 0; n < fetchAtOnce && r != t.top; n++ {
 		t.fetch(t.hash(r))
 		r = t.above(r)
 	}
@@ -633,9 +648,9 @@ func (t *tree) empty() {
 		t.at(r).state &^= toldBits | otherBits | leafBit | leavingBit
 	}
 	t.leaves, t.leaving = list{}, list{}
-	for r, on, ahead := t.lowest(t.top), ref(0), t.touchUp(0); r != t.top; r = on {
+	for r, on, ahead := t.lowest(t.top), ref(0), t.fetchUp(0); r != t.top; r = on {
 		if on = t.above(r); r == ahead {
-			ahead = t.touchUp(r)
+			ahead = t.fetchUp(r)
 		}
 		rec := t.at(r)
 		t.leave(rec, rec.state&reachedBits)
@@ -659,10 +674,9 @@ func (t *tree) partFrom() *tree {
 		arena: t.arena, lanes: t.lanes, chunks: t.chunks, top: t.top, free: t.free, freed: t.freed,
 		records: t.records, branches: t.branches, more: t.more,
 	}
-	for tier := range t.lane {
-		old.lane[tier].Store(t.lane[tier].Swap(0))
-	}
-	t.leaves, t.branches, t.more, t.blocks, t.credit = list{}, branches{}, nil, [reasons]int{}, 0
+	old.lane.packed.Store(t.lane.packed.Swap(0))
+	t.leaves, t.leaving, t.branches, t.more = list{}, list{}, branches{}, nil
+	t.blocks, t.credit = [reasons]int{}, 0
 	t.init(t.arena, t.lanes)
 	return old
 }
@@ -680,12 +694,12 @@ func (t *tree) close() {
 	for t.freed > 0 {
 		t.giveBack()
 	}
-	for i := range t.lane {
-		if l := t.lane[i].Load(); l != 0 {
-			t.lanes.giveBack(lane(l - 1))
-			t.lane[i].Store(0)
+	for tier := range Tier(Tiers) {
+		if l, ok := t.lane.of(tier); ok {
+			t.lanes.giveBack(l)
 		}
 	}
+	t.lane.packed.Store(0)
 }
 
 // reach enters a block and what is below it in the lanes at which they are
@@ -753,16 +767,16 @@ func (t *tree) reached(r ref, tiers uint32) ref {
 
 func (t *tree) enter(rec *record, tiers uint32) {
 	for ; tiers != 0; tiers &= tiers - 1 {
-		if l := t.lane[bits.TrailingZeros32(tiers)].Load(); l != 0 {
-			t.arena.table.enter(rec.hash(), lane(l-1))
+		if l, ok := t.lane.of(Tier(bits.TrailingZeros32(tiers))); ok {
+			t.arena.table.enter(rec.hash(), l)
 		}
 	}
 }
 
 func (t *tree) leave(rec *record, tiers uint32) {
 	for ; tiers != 0; tiers &= tiers - 1 {
-		if l := t.lane[bits.TrailingZeros32(tiers)].Load(); l != 0 {
-			t.arena.table.leave(rec.hash(), lane(l-1))
+		if l, ok := t.lane.of(Tier(bits.TrailingZeros32(tiers))); ok {
+			t.arena.table.leave(rec.hash(), l)
 		}
 	}
 }
@@ -869,8 +883,8 @@ func (t *tree) stay(r ref) {
 	}
 }
 
-// touch makes a leaf the last of them, and does nothing to others.
-func (t *tree) touch(r ref) {
+// renew makes a leaf the last of them, and does nothing to others.
+func (t *tree) renew(r ref) {
 	if t.at(r).state&leafBit != 0 && t.leaves.last != r {
 		t.cut(&t.leaves, r)
 		t.link(&t.leaves, r, t.leaves.last)

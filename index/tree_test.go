@@ -171,11 +171,11 @@ func checkTree(t *testing.T, tr *tree, w *wood, p plainTree, spares map[ref]int)
 		clear(depth)
 		tr.arena.table.match(depth, chain)
 		for tier := range Tier(Tiers) {
-			l := tr.lane[tier].Load()
-			if l == 0 {
+			l, ok := tr.lane.of(tier)
+			if !ok {
 				continue
 			}
-			if got, want := int(depth[l-1]), p.depth(path, tier); got != want {
+			if got, want := int(depth[l]), p.depth(path, tier); got != want {
 				t.Fatalf("path to %d at tier %d: %d blocks reached, want %d", b, tier, got, want)
 			}
 		}
@@ -185,7 +185,7 @@ func checkTree(t *testing.T, tr *tree, w *wood, p plainTree, spares map[ref]int)
 // TestTreeAgainstModel: after any sequence of changes a tree holds what counts
 // kept in a map say.
 func TestTreeAgainstModel(t *testing.T) {
-	for seed := range uint64(25) {
+	for seed := range uint64(unlessRace(25, 8)) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			r := rand.New(rand.NewPCG(seed, 1))
 			w := newWood(r, 10+r.IntN(120))
@@ -356,10 +356,7 @@ func TestTreeLists(t *testing.T) {
 // in any order in time that grows as their number does. If it grew as its square,
 // this would take an hour.
 func TestTreeRemovesInAnyOrder(t *testing.T) {
-	n := 200_000
-	if raceDetector {
-		n = 10_000
-	}
+	n := unlessRace(200_000, 10_000)
 	r := rand.New(rand.NewPCG(1, 1))
 	order := make([]int, n)
 	for i := range order {

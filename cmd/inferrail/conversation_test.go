@@ -229,17 +229,20 @@ func (c *conversations) next() (body []byte, heard func(text string)) {
 	}
 }
 
-// TestPredictedIsCached: of 3,000 turns of conversations, 100 in a second, that
-// three engines have no room for, the agent tells of each one exactly how many
-// tokens the engine will take from its cache; after an engine's restart too,
-// which is awaited, and through lost events, which are not.
+// TestPredictedIsCached: of turns of conversations, 100 in a second, that three
+// engines have no room for, the agent tells of each one exactly how many tokens
+// the engine will take from its cache; after an engine's restart too, which is
+// awaited, and through lost events, which are not. With make soak there are 3,000.
 func TestPredictedIsCached(t *testing.T) {
+	turns := 400
+	if os.Getenv("INFERRAIL_SOAK") != "" {
+		turns = 3000
+	}
 	f := func(name string, engine simulator.Config, known string) {
 		t.Run(name, func(t *testing.T) {
 			c := newCacheFleet(t, engine, known)
 			talk := conversations{r: rand.New(rand.NewPCG(1, 2))}
-			const turns, pace = 3000, 10 * time.Millisecond
-			tick := time.NewTicker(pace)
+			tick := time.NewTicker(10 * time.Millisecond)
 			defer tick.Stop()
 			wrong, cached, prompt, asked := 0, 0, 0, map[string]int{}
 			for turn := range turns {
@@ -275,6 +278,8 @@ func TestPredictedIsCached(t *testing.T) {
 	events := simulator.KVEvents{Endpoint: "tcp://127.0.0.1:0", ReplayEndpoint: "tcp://127.0.0.1:0"}
 	f("exact", simulator.Config{Engine: "vllm", KVEvents: events}, "exact")
 	f("approximate", simulator.Config{Engine: "vllm"}, "approximate")
+	f("sglang, exact", simulator.Config{Engine: "sglang", KVEvents: events}, "exact")
+	f("sglang, approximate", simulator.Config{Engine: "sglang"}, "approximate")
 }
 
 // hear waits until the agent has heard all that an engine has told, if it does.
