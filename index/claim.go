@@ -698,7 +698,7 @@ func (sh *shadow) unfollow(t *tree, c *Claim) {
 	}
 	r := t.parent(c.ahead)
 	t.drop(c.ahead)
-	t.touch(r)
+	t.renew(r)
 }
 
 // expect takes a block to be on its way, if it is not there.

@@ -4,7 +4,7 @@
 // A block is named by the hash of its tokens and of all before them (hash.go),
 // so position i of a prompt's chain names the whole prefix up to block i.
 //
-//	request -> Prompt (chain of hashes) -> Match: leading blocks by slot and tier
+//	request -> Prompt (chain of hashes) -> Look, Held: leading blocks by slot and tier
 //	        -> the caller chooses a slot -> Claim: what the engine will hold
 //	        -> Prefilled, Release: it has; or Undo: it refused
 //	events  -> kvevent: wire form, order, repair -> Apply: what the engine holds
@@ -16,6 +16,11 @@
 // requests and evicts as the engine does. What the trees hold is entered in one
 // table (table.go), which is built for looking up all slots at once, and is
 // read without waiting for those who write.
+//
+// What a request generates has no hashes until the conversation's next turn shows
+// it; until then it is known by its prompt (answer.go). What engines report of
+// their caches is compared with what was predicted (audit.go). A snapshot lets a
+// slot outlive the process (snapshot.go).
 //
 // Events tell what was scheduled. Requests that were sent and not told of yet will
 // find, in a full cache, what those before them leave there: so of the blocks that

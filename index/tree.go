@@ -211,7 +211,7 @@ func (t *tree) find(parent ref, h Hash) ref {
 			return 0
 		}
 	}
-	t.touch(c)
+	t.renew(c)
 	return c
 }
 
@@ -883,8 +883,8 @@ func (t *tree) stay(r ref) {
 	}
 }
 
-// touch makes a leaf the last of them, and does nothing to others.
-func (t *tree) touch(r ref) {
+// renew makes a leaf the last of them, and does nothing to others.
+func (t *tree) renew(r ref) {
 	if t.at(r).state&leafBit != 0 && t.leaves.last != r {
 		t.cut(&t.leaves, r)
 		t.link(&t.leaves, r, t.leaves.last)

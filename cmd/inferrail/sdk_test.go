@@ -196,7 +196,7 @@ func sha256Hex(key string) string {
 // sdkConfig writes the agent's configuration file.
 func sdkConfig(t *testing.T) string {
 	// Engines that are told to fail are not to be taken out.
-	text := fmt.Sprintf("health: {ejection_failures: 100000}\nserver:\n  max_body_bytes: %d\n"+
+	text := fmt.Sprintf("models: [{name: sim, tokenizer: \"builtin:sim\"}]\nhealth: {ejection_failures: 100000}\nserver:\n  max_body_bytes: %d\n"+
 		"  api_keys:\n  - {name: suite, sha256: %s}\n  - {name: few, sha256: %s, requests_per_minute: 60}\n",
 		sdkBodyBytes, sha256Hex(sdkKey), sha256Hex(sdkLimitedKey))
 	file := filepath.Join(t.TempDir(), "inferrail.yaml")
@@ -209,7 +209,7 @@ func sdkConfig(t *testing.T) string {
 // newSite starts engines and an agent: in a lab where there can be one, else
 // on loopback, where the agent serves as well as it can.
 func newSite(t *testing.T, tier string) *site {
-	config := simulator.Config{PrefillA: 1, PrefillD: 100, TimePerOutputToken: 200 * time.Microsecond, DefaultOutputTokens: 40}
+	config := simulator.Config{PrefillA: 1, PrefillD: 100, TimePerOutputToken: 200 * time.Microsecond, DefaultOutputTokens: 40, EnablePromptTokensDetails: true}
 	s := &site{t: t}
 	var urls []string
 	engine := func(e *simulator.Server) {

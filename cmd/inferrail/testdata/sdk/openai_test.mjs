@@ -220,6 +220,16 @@ test("headers", async () => {
   assert.ok(site.replicas.includes(response.headers.get("x-inferrail-replica")));
 });
 
+test("cached tokens", async () => {
+  const found = [];
+  for (let i = 0; i < 6; i++) {
+    const { data, response } = await chat({ max_tokens: 2, messages: [{ role: "user", content: "Tell me of Node and of caches. ".repeat(20) }] }).withResponse();
+    found.push(data.usage.prompt_tokens_details.cached_tokens);
+    assert.equal(response.headers.get("x-inferrail-cached-tokens"), String(found.at(-1)));
+  }
+  assert.ok(Math.max(...found) > 64);
+});
+
 test("a thousand calls", async () => {
   const before = (await control("/counts")).accepted;
   for (let i = 0; i < 1000; i++) await client.completions.create({ ...x, max_tokens: 1 });

@@ -323,6 +323,15 @@ class Sync(Timed, unittest.TestCase):
         self.assertIn(raw.headers["x-inferrail-replica"], SITE["replicas"])
         self.assertEqual(raw.parse()._request_id, "mine")
 
+    def test_cached_tokens(self):
+        found = []
+        for _ in range(6):
+            raw = self.client.chat.completions.with_raw_response.create(
+                model="sim", max_tokens=2, messages=[{"role": "user", "content": "Tell me of Python and of caches. " * 20}])
+            found.append(raw.parse().usage.prompt_tokens_details.cached_tokens)
+            self.assertEqual(raw.headers["x-inferrail-cached-tokens"], str(found[-1]))
+        self.assertGreater(max(found), 64)
+
     def test_thousand_calls(self):
         before = control("/counts")["accepted"]
         for _ in range(1000):
