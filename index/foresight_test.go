@@ -52,7 +52,7 @@ func TestForeseen(t *testing.T) {
 	apply := func(events ...kvevent.Event) { x.Apply(0, events, now) }
 	claim := func(p *Prompt) *Claim {
 		c := new(Claim)
-		x.Claim(c, 0, p, Held{}, now)
+		x.Claim(c, 0, p, now)
 		return c
 	}
 	f := func(want string) {
