@@ -38,9 +38,24 @@ func (f *fleet) expire() {
 		case <-f.stopped.Done():
 			return
 		case now := <-tick.C:
-			f.index.Expire(now)
+			for _, slot := range f.index.Expire(now) {
+				f.states.contradict(slot, index.Silent)
+				f.log.Warn("what an engine has in its cache is not known any more", "replica", f.replicaAt(slot), "why", index.Silent)
+			}
 		}
 	}
+}
+
+// replicaAt is the id of the member that has a slot.
+func (f *fleet) replicaAt(slot int) string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, m := range f.members {
+		if m.replica.Slot == slot {
+			return m.id
+		}
+	}
+	return ""
 }
 
 // slotStates decide how well slots of the index are known: as what follows an

@@ -635,11 +635,12 @@ func (c *Config) validateReplicas(p *problems) {
 		path := fmt.Sprintf("replicas[%d]", i)
 		host := p.engineURL(path+".url", r.URL)
 		if host != "" {
-			key := host + strings.TrimSuffix(r.URL[strings.Index(r.URL, "//")+2+len(host):], "/")
-			if first, ok := urls[key]; ok {
-				p.add(path+".url", "%s is already %s", r.URL, first)
+			for _, key := range (&finding{ReplicaConfig: *r}).keys() {
+				if first, ok := urls[key]; ok {
+					p.add(path+".url", "%s is already %s", r.URL, first)
+				}
+				urls[key] = path + ".url"
 			}
-			urls[key] = path + ".url"
 		}
 		if r.ID == "" {
 			r.ID = host

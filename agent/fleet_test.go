@@ -115,7 +115,7 @@ func (s *stage) expect(want string) {
 
 func eventually(t *testing.T, ok func() bool, otherwise func() string) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(patience); !ok(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal(otherwise())
 		}

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -237,6 +238,8 @@ type eventsWanted struct {
 	engine string
 	rank   int
 	key    string
+	// adapters: it serves LoRA adapters.
+	adapters bool
 }
 
 // eventsTarget is what there is to follow of a member, now.
@@ -252,7 +255,8 @@ func (f *fleet) eventsTarget(m *member) eventsTarget {
 	defer f.mu.Unlock()
 	up := m.vitals.standing == up || m.vitals.standing == ejected
 	return eventsTarget{
-		eventsWanted{m.cfg.KVEvents, m.engine(), m.dataParallelRank(), m.key},
+		eventsWanted{m.cfg.KVEvents, m.engine(), m.dataParallelRank(), m.key,
+			slices.ContainsFunc(m.models, func(c card) bool { return c.Parent != "" })},
 		m.returns,
 		up && m.gone.IsZero() && m.cache.joined,
 	}
@@ -369,6 +373,9 @@ func (f *fleet) publisherOf(ctx context.Context, m *member, t eventsTarget, host
 	switch {
 	case t.config.Mode == kvEventsOff:
 		return publisher{}, errNoPublisher("kv_events is off in the configuration")
+	case t.engine == "sglang" && t.adapters:
+		// It gives a prompt's blocks the same names whoever computes them.
+		return publisher{}, errNoPublisher("SGLang's KV events do not tell which LoRA adapter has computed a block, and this one serves adapters")
 	case t.config.Endpoint != "":
 		p, err := t.config.configured(host, t.rank)
 		if err != nil {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/inferrail/inferrail/index"
 	"github.com/inferrail/inferrail/index/kvevent"
+	"github.com/inferrail/inferrail/simulator"
 )
 
 // eventPublisher obeys the commands that testdata/publisher.py explains.
@@ -360,6 +361,32 @@ func TestEventsAreConfiguredAnew(t *testing.T) {
 	if len(w.fleet.index.Stats(nil)) != 0 {
 		t.Errorf("slot %d is told of after it was given back", slot)
 	}
+}
+
+// SGLang's events do not say which adapter a block is of: of an engine that has
+// some, they would tell what is wrong.
+func TestEventsOfAdapters(t *testing.T) {
+	known := func(engine string, adapters ...string) (string, string) {
+		sim, err := simulator.Start(simulator.Config{ServedModelName: []string{"m"}, Engine: engine, LoRAModules: adapters,
+			KVEvents: simulator.KVEvents{Endpoint: "tcp://127.0.0.1:0", ReplayEndpoint: "tcp://127.0.0.1:0"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { sim.Close() })
+		w := &watcher{stage: newStage(t, []ModelConfig{{Name: "m"}}, ReplicaConfig{ID: "r", URL: sim.URL(), Engine: engine})}
+		eventually(t, func() bool { s := w.slot(); return s.State == "exact" || strings.Contains(s.Why, "adapter") },
+			func() string { return fmt.Sprintf("%+v", w.slot()) })
+		return w.slot().State, w.slot().Why
+	}
+	f := func(want, engine string, adapters ...string) {
+		t.Helper()
+		if state, why := known(engine, adapters...); state != want {
+			t.Errorf("%s with the adapters %v: %s, %s", engine, adapters, state, why)
+		}
+	}
+	f("exact", "vllm", "l")
+	f("exact", "sglang")
+	f("approximate", "sglang", "l")
 }
 
 // The block size is what the engine's events have, whatever is configured.

@@ -75,7 +75,7 @@ func (x *Index) Audit(slot, predicted, actual int, reported bool, now time.Time)
 	if !reported && s.config.AfterPrefill && a.ever {
 		reported, actual = true, 0
 	}
-	if reported {
+	if reported && s.shadow.silent < mostSilent {
 		loaded := !s.shadow.pressed.IsZero() && now.Sub(s.shadow.pressed) < loadedFor
 		a.add(predicted, actual, max(s.config.BlockSize, 1), loaded, now)
 	}

@@ -173,17 +173,32 @@ func (x *Index) Undo(c *Claim) {
 	*c = Claim{}
 }
 
+// mostSilent is how many requests in a row an engine may answer and tell nothing,
+// of them or of others, until it is not believed to tell anything.
+const mostSilent = 4
+
+// Silent is why a slot's predictions are not to be believed when its engine tells
+// nothing.
+const Silent = "the engine answers requests, and publishes no KV events of what it computes"
+
 // Expire gives up what events should have told by now. It is called about each
-// second; claims do it for their slot, too.
-func (x *Index) Expire(now time.Time) {
+// second; claims do it for their slot, too. It returns the slots that are Exact and
+// whose engines tell nothing any more: they are not to be believed, as Audit says
+// from then on until they tell something.
+func (x *Index) Expire(now time.Time) (silent []int) {
 	for number := range *x.slots.Load() {
 		if s := x.lock(number); s != nil {
 			s.shadow.expire(s, now)
 			s.shadow.account(&s.tree)
 			s.foresee()
+			if s.state == Exact && s.shadow.silent >= mostSilent {
+				s.audit.Why = Silent
+				silent = append(silent, number)
+			}
 			s.unlock()
 		}
 	}
+	return silent
 }
 
 // cached is the record of a block below r, if the engine is taken to have it.
@@ -742,8 +757,11 @@ func (sh *shadow) confirmed(t *tree, a awaited) bool {
 func (sh *shadow) expire(s *slot, now time.Time) {
 	for at := now.UnixNano(); sh.due < len(sh.awaited); sh.due++ {
 		a := sh.awaited[sh.due]
-		if a.due > at && !sh.confirmed(&s.tree, a) {
-			break
+		if !sh.confirmed(&s.tree, a) {
+			if a.due > at {
+				break
+			}
+			sh.silent++
 		}
 		sh.unawait(&s.tree, a.tail, a.n)
 	}

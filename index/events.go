@@ -175,6 +175,7 @@ func (x *Index) apply(slot int, events []kvevent.Event) Told {
 	}
 	defer s.giveTurn()
 	s.told.keep(s, events)
+	s.shadow.silent = 0
 	touched := 0
 	for i := range events {
 		switch e := &events[i]; e.Kind {

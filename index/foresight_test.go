@@ -121,3 +121,55 @@ func TestForeseen(t *testing.T) {
 	x.Release(d, 4, now)
 	f("4 4 4")
 }
+
+// TestSilentEngine: an engine that answers and tells nothing is not believed to be
+// known exactly, until it tells something again.
+func TestSilentEngine(t *testing.T) {
+	now := time.Unix(1000, 0)
+	x := New(Config{})
+	x.Join(0, SlotConfig{Model: "m", BlockSize: 1, Capacity: 100})
+	x.SetState(0, Exact, "")
+	ask := func(n uint32) {
+		p := &Prompt{IDs: []uint32{n, n + 1}, Block: 1}
+		p.Chain = AppendTokens(nil, Root("m", "", nil), p.IDs, 1)
+		var c Claim
+		x.Claim(&c, 0, p, Held{}, now)
+		x.Prefilled(&c, now)
+		x.Release(&c, 1, now)
+	}
+	f := func(n int, silent bool) {
+		t.Helper()
+		for i := range n {
+			ask(uint32(100 * i))
+		}
+		now = now.Add(time.Minute)
+		if got := x.Expire(now); (len(got) > 0) != silent {
+			t.Errorf("silent are %v, want %v", got, silent)
+		}
+	}
+	tell := func() {
+		x.Apply(0, []kvevent.Event{{Kind: kvevent.Stored, Hashes: []uint64{1}, Tokens: []uint32{1}, BlockSize: 1, AdapterID: -1, Group: -1}}, now)
+	}
+	f(0, false)
+	f(mostSilent-1, false)
+	tell()
+	f(mostSilent-1, false)
+	f(1, true)
+	x.SetState(0, Mismatched, Silent)
+	believed := func() bool {
+		for range 2 * auditOf {
+			now = now.Add(time.Second)
+			if why, changed := x.Audit(0, 1, 1, true, now); changed {
+				return why == ""
+			}
+		}
+		return false
+	}
+	if believed() {
+		t.Error("it is believed though it tells nothing")
+	}
+	tell()
+	if !believed() {
+		t.Error("it is not believed though it tells again")
+	}
+}

@@ -48,6 +48,7 @@ type shadow struct {
 	wanted  int64     // tokens of memory that they have, or want, and events do not tell of
 	awaited []awaited // what events must confirm, the first due first
 	due     int       // those before it have been seen to
+	silent  int       // of them so many in a row were not confirmed, and nothing else was told
 
 	generating generating
 
@@ -95,7 +96,7 @@ func (sh *shadow) reset(s *slot) {
 	sh.queue = list{}
 	sh.copies, sh.ends = nil, nil
 	sh.answers.reset()
-	sh.asked, sh.wanted, sh.awaited, sh.due = 0, 0, nil, 0
+	sh.asked, sh.wanted, sh.awaited, sh.due, sh.silent = 0, 0, nil, 0, 0
 	sh.free = sh.size
 	sh.generating = generating{mean: sh.generating.mean, rate: sh.generating.rate, quiet: sh.generating.quiet}
 	sh.pressed = time.Time{}

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -137,5 +138,120 @@ func TestVLLMCache(t *testing.T) {
 	}
 	if n := g.metric("inferrail_index_error_tokens_total"); n != 0 {
 		t.Errorf("the metric tells of %v tokens", n)
+	}
+}
+
+// TestVLLMCacheTogether: of chats that are asked of a real vLLM at the same time,
+// which has no room for all of them, what is predicted is found, with its events
+// and without, and with small blocks and those that it has by itself.
+//
+// It generates while others wait, which the agent learns when it is told, or at the
+// end. So there are few that differ, by a block or two.
+func TestVLLMCacheTogether(t *testing.T) {
+	bin, tokenizers := os.Getenv("INFERRAIL_VLLM"), os.Getenv("INFERRAIL_TOKENIZERS")
+	if bin == "" || tokenizers == "" {
+		t.Skip("INFERRAIL_VLLM and INFERRAIL_TOKENIZERS name no folders with vLLM and tokenizers (make test-vllm)")
+	}
+	f := func(name string, events bool, block, blocks int) {
+		t.Run(name, func(t *testing.T) {
+			p := &place{t: t, bin: bin, model: filepath.Join(t.TempDir(), "qwen")}
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+			defer cancel()
+			if err := command(ctx, ".", filepath.Join(bin, "python"), "testdata/vllm/model.py", p.model, filepath.Join(tokenizers, "tokenizer-qwen3", "models")); err != nil {
+				t.Fatal(err)
+			}
+			args := []string{"--enable-prompt-tokens-details", "--num-gpu-blocks-override", strconv.Itoa(blocks)}
+			if block > 0 {
+				args = append(args, "--block-size", strconv.Itoa(block))
+			}
+			if events {
+				args = append(args, "--kv-events-config", fmt.Sprintf(`{"enable_kv_cache_events": true, "endpoint": "tcp://*:%d", "replay_endpoint": "tcp://*:%d"}`,
+					p.freePort(atEngine), p.freePort(atEngine)))
+			}
+			v := p.vllm(t, args...)
+			g := p.agent(t, "copy", []string{v.url})
+			g.awaitPrompts(t, "exact", "agrees")
+			if events {
+				g.awaitCache(t)
+			} else {
+				// What it has computed before the agent came is not known to it. It
+				// goes when others have taken its place.
+				fillCache(t, g)
+			}
+			var mu sync.Mutex // guards what follows
+			wrong, found, sent := 0, 0, 0
+			var all sync.WaitGroup
+			for n := range 4 {
+				all.Go(func() {
+					r := rand.New(rand.NewPCG(uint64(n), 4))
+					k := talker{r}
+					var talks [3][]any
+					for range 60 {
+						i := r.IntN(len(talks))
+						if len(talks[i]) > 12 {
+							talks[i] = nil
+						}
+						if talks[i] == nil {
+							text := strings.Repeat(k.text()+" ", 4+r.IntN(30))
+							talks[i] = []any{map[string]any{"role": "system", "content": text}}
+						}
+						talks[i] = append(talks[i], map[string]any{"role": "user", "content": k.text()})
+						text, err := json.Marshal(map[string]any{"model": "tiny", "max_tokens": 1 + r.IntN(20), "temperature": 0, "messages": talks[i]})
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						answer, err := tryPose(t.Context(), g.client, g.url, question{path: "/v1/chat/completions", body: string(text)})
+						var told struct {
+							Choices []struct{ Message struct{ Content string } }
+							Usage   struct {
+								Details struct {
+									Cached int `json:"cached_tokens"`
+								} `json:"prompt_tokens_details"`
+							}
+						}
+						if err == nil {
+							err = json.Unmarshal([]byte(answer.body), &told)
+						}
+						if err != nil || answer.status != 200 || len(told.Choices) != 1 {
+							t.Errorf("%d %s (%v)", answer.status, answer.body, err)
+							return
+						}
+						predicted := answer.header.Get("x-inferrail-cached-tokens")
+						mu.Lock()
+						sent++
+						if told.Usage.Details.Cached > 0 {
+							found++
+						}
+						if predicted != strconv.Itoa(told.Usage.Details.Cached) {
+							wrong++
+							t.Logf("request %d: %q cached tokens are predicted, vLLM has found %d", sent, predicted, told.Usage.Details.Cached)
+						}
+						mu.Unlock()
+						talks[i] = append(talks[i], map[string]any{"role": "assistant", "content": told.Choices[0].Message.Content})
+					}
+				})
+			}
+			all.Wait()
+			t.Logf("%d of %d are wrong, %d have found something", wrong, sent, found)
+			if wrong > sent/20 || found < sent/4 {
+				t.Errorf("%d of %d are wrong, %d have found something", wrong, sent, found)
+			}
+		})
+	}
+	f("events, blocks of 32", true, 32, 150)
+	f("events, its own blocks", true, 0, 45)
+	f("no events, blocks of 32", false, 32, 150)
+}
+
+// fillCache asks for prompts that nothing else begins with, until the engine's cache
+// holds nothing that was there before.
+func fillCache(t *testing.T, g *guard) {
+	t.Helper()
+	for i := range 40 {
+		body := fmt.Sprintf(`{"model":"tiny","max_tokens":1,"prompt":%q}`, strings.Repeat(fmt.Sprint("number ", i, " "), 60))
+		if r := pose(t, g.client, g.url, question{path: "/v1/completions", body: body}); r.status != 200 {
+			t.Fatalf("%d: %s", r.status, r.body)
+		}
 	}
 }
