@@ -103,7 +103,7 @@ func TestAuditUnderLoad(t *testing.T) {
 			p := Prompt{IDs: randomIDs(r, 100), Block: 16}
 			p.Chain = AppendTokens(nil, Hash{}, p.IDs, 16)
 			var c Claim
-			x.Claim(&c, 0, &p, Held{}, now)
+			x.Claim(&c, 0, &p, now)
 			claims = append(claims, c)
 		}
 		for range 18 {

@@ -61,9 +61,8 @@ type awaited struct {
 }
 
 // Claim says that the prompt has been sent to a slot: its blocks are about to
-// be there. h is what Held has said of it. A claim on a slot that is not known
-// is void.
-func (x *Index) Claim(c *Claim, slot int, p *Prompt, h Held, now time.Time) {
+// be there. A claim on a slot that is not known is void.
+func (x *Index) Claim(c *Claim, slot int, p *Prompt, now time.Time) {
 	*c = Claim{}
 	s := x.lock(slot)
 	if s == nil {

@@ -59,7 +59,7 @@ func TestReadersOfAnswers(t *testing.T) {
 		talk := talks[r.IntN(len(talks))]
 		for i, p := range talk {
 			var c Claim
-			x.Claim(&c, 0, p, Held{}, now)
+			x.Claim(&c, 0, p, now)
 			x.Prefilled(&c, now)
 			if r.IntN(10) == 0 {
 				x.Undo(&c)
@@ -98,7 +98,7 @@ func TestClaimsAllocateNothing(t *testing.T) {
 			cycle := func() {
 				for _, p := range prompts {
 					var c Claim
-					x.Claim(&c, 0, p, Held{}, now)
+					x.Claim(&c, 0, p, now)
 					x.Prefilled(&c, now)
 					x.Found(&c, 0)
 					x.Release(&c, 100, now)
@@ -125,7 +125,7 @@ func BenchmarkClaim(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		var c Claim
-		x.Claim(&c, 0, p, Held{}, now)
+		x.Claim(&c, 0, p, now)
 		x.Prefilled(&c, now)
 		x.Release(&c, 100, now)
 	}
@@ -146,7 +146,7 @@ func BenchmarkClaimNew(b *testing.B) {
 	i := 0
 	for b.Loop() {
 		var c Claim
-		x.Claim(&c, 0, prompts[i%len(prompts)], Held{}, now)
+		x.Claim(&c, 0, prompts[i%len(prompts)], now)
 		x.Prefilled(&c, now)
 		x.Release(&c, 100, now)
 		i++
@@ -203,7 +203,7 @@ func TestClaimsInAnyOrder(t *testing.T) {
 				if int(h[GPU]) > len(p.Chain) {
 					t.Fatalf("held %v of %d blocks", h, len(p.Chain))
 				}
-				x.Claim(&c.Claim, c.slot, &p, h, now)
+				x.Claim(&c.Claim, c.slot, &p, now)
 			case k < 60:
 				x.Prefilled(&c.Claim, now)
 				x.Found(&c.Claim, r.IntN(100))

@@ -581,7 +581,7 @@ func TestEventsBelievedAgain(t *testing.T) {
 	root := Root("m", "", nil)
 	p := &Prompt{Root: root, Chain: AppendTokens(nil, root, ids, 4), IDs: ids, Block: 4}
 	var c Claim
-	x.Claim(&c, 0, p, Held{}, time.Unix(1, 0))
+	x.Claim(&c, 0, p, time.Unix(1, 0))
 	x.Release(&c, 0, time.Unix(2, 0))
 	expect(Mismatched, 3, "no")
 	x.SetState(0, Exact, "")

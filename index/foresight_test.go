@@ -52,7 +52,7 @@ func TestForeseen(t *testing.T) {
 	apply := func(events ...kvevent.Event) { x.Apply(0, events, now) }
 	claim := func(p *Prompt) *Claim {
 		c := new(Claim)
-		x.Claim(c, 0, p, Held{}, now)
+		x.Claim(c, 0, p, now)
 		return c
 	}
 	f := func(want string) {
@@ -133,7 +133,7 @@ func TestSilentEngine(t *testing.T) {
 		p := &Prompt{IDs: []uint32{n, n + 1}, Block: 1}
 		p.Chain = AppendTokens(nil, Root("m", "", nil), p.IDs, 1)
 		var c Claim
-		x.Claim(&c, 0, p, Held{}, now)
+		x.Claim(&c, 0, p, now)
 		x.Prefilled(&c, now)
 		x.Release(&c, 1, now)
 	}

@@ -333,7 +333,7 @@ func TestForgettingHoldsNobodyUp(t *testing.T) {
 				go func() {
 					defer close(done)
 					var c Claim
-					x.Claim(&c, 0, &Prompt{}, Held{}, time.Unix(1, 0))
+					x.Claim(&c, 0, &Prompt{}, time.Unix(1, 0))
 					x.Release(&c, 0, time.Unix(2, 0))
 					x.Join(1, SlotConfig{Model: "m", BlockSize: 16, Capacity: 1000})
 				}()
@@ -424,7 +424,7 @@ func TestMany(t *testing.T) {
 				case 7, 8:
 					var c Claim
 					at := time.Unix(int64(r.IntN(100)), 0)
-					x.Claim(&c, number, &Prompt{Chain: chain}, Held{}, at)
+					x.Claim(&c, number, &Prompt{Chain: chain}, at)
 					if r.IntN(2) == 0 {
 						x.Prefilled(&c, at)
 					}
@@ -498,7 +498,7 @@ func TestDoubt(t *testing.T) {
 		}
 		x.SetState(0, state, "why")
 		var c Claim
-		x.Claim(&c, 0, &Prompt{Chain: second, IDs: numbers(16*60 + 1), Block: 16}, Held{}, time.Time{})
+		x.Claim(&c, 0, &Prompt{Chain: second, IDs: numbers(16*60 + 1), Block: 16}, time.Time{})
 		x.Prefilled(&c, time.Time{})
 		x.Release(&c, 0, time.Time{})
 		total := held(x, 0, first)[GPU] + held(x, 0, second)[GPU]
@@ -568,8 +568,7 @@ func TestBoundClaims(t *testing.T) {
 			c := new(Claim)
 			claims = append(claims, c)
 			number := i % 3
-			h := held(x, number, chain)
-			x.Claim(c, number, &Prompt{Chain: chain, IDs: numbers(16*len(chain) + 3), Block: 16}, h, now)
+			x.Claim(c, number, &Prompt{Chain: chain, IDs: numbers(16*len(chain) + 3), Block: 16}, now)
 			if got := x.Totals().Bytes; got > limit+chunkBytes {
 				t.Fatalf("%d bytes, the bound is %d", got, limit)
 			}

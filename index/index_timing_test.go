@@ -53,7 +53,7 @@ func (x timedIndex) hold(slot int, p *Prompt, from, to, each int) {
 	if !x.exact {
 		part := Prompt{Chain: p.Chain[:to], IDs: p.IDs[:to*timedBlock+1], Block: timedBlock}
 		var c Claim
-		x.Claim(&c, slot, &part, Held{}, now)
+		x.Claim(&c, slot, &part, now)
 		x.Prefilled(&c, now)
 		x.Release(&c, 0, now)
 		return
@@ -189,7 +189,7 @@ func (b *indexTiming) lookIndex(row lookRow, x timedIndex, prompts []*Prompt, he
 				x.remove(w, p, 0, timedBlocks)
 			} else {
 				var c Claim
-				x.Claim(&c, w, p, Held{}, time.Unix(1, 0))
+				x.Claim(&c, w, p, time.Unix(1, 0))
 				x.Undo(&c)
 			}
 		}

@@ -223,7 +223,7 @@ func TestIndexAgainstModel(t *testing.T) {
 				case k < 40:
 					c := &plainClaim{slot: number}
 					chain := w.chain(b)
-					x.Claim(&c.claim, number, &Prompt{Chain: chain}, Held{}, now)
+					x.Claim(&c.claim, number, &Prompt{Chain: chain}, now)
 					clear(chain) // the prompt's memory is another's now
 					if p == nil {
 						break

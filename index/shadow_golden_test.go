@@ -71,7 +71,7 @@ func TestShadowAgainstVLLM(t *testing.T) {
 				t.Fatalf("%.60s: predicted %d", line, got)
 			}
 			claims[a] = new(Claim)
-			x.Claim(claims[a], 0, &p, h, now)
+			x.Claim(claims[a], 0, &p, now)
 			begun++
 			cached += b
 			if strings.HasPrefix(words[3], "@") && b+2*block < len(said[a]) {

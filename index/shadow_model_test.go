@@ -434,7 +434,7 @@ func compare(t *testing.T, r *rand.Rand, e engine, radix bool, blocks, block, re
 			}
 			n := &run{prompt: prompt}
 			what = fmt.Sprintf("request %d of %d tokens, of which %d are cached, has begun", next, len(prompt), actual)
-			x.Claim(&n.claim, 0, &p, h, now)
+			x.Claim(&n.claim, 0, &p, now)
 			x.Found(&n.claim, actual)
 			runs[next] = n
 			next++
@@ -567,7 +567,7 @@ func TestShadowOfBusyEngine(t *testing.T) {
 				wrong++
 			}
 			n := &run{prompt: prompt, want: 50 + r.IntN(300)}
-			x.Claim(&n.claim, 0, &p, h, now)
+			x.Claim(&n.claim, 0, &p, now)
 			x.Prefilled(&n.claim, now)
 			runs[next] = n
 			next++

@@ -126,7 +126,7 @@ func (s *story) run(d *datadriven.TestData) string {
 			p := s.prompt(words[2:])
 			out.WriteString(s.held(p))
 			s.claims[words[1]] = new(Claim)
-			s.x.Claim(s.claims[words[1]], 0, p, Held{}, s.now)
+			s.x.Claim(s.claims[words[1]], 0, p, s.now)
 			continue
 		case "prefilled":
 			s.x.Prefilled(s.claims[words[1]], s.now)

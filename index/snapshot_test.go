@@ -184,11 +184,9 @@ func lived(r *rand.Rand, c SlotConfig, state State) []byte {
 // live sends some requests of a conversation to slot 0.
 func live(x *Index, r *rand.Rand) {
 	now := time.Unix(int64(r.IntN(1000)), 0)
-	var l Lookup
 	for _, p := range turns(rand.New(rand.NewPCG(r.Uint64N(5), 1)), 3, 7, 2) {
 		var c Claim
-		x.Look(&l, p)
-		x.Claim(&c, 0, p, l.Held(0), now)
+		x.Claim(&c, 0, p, now)
 		if r.IntN(3) > 0 {
 			x.Prefilled(&c, now)
 		}

@@ -333,12 +333,11 @@ func (x *exchange) claim() {
 	now, look := time.Now(), &b.looks[first]
 	for i := range x.claims {
 		p := &b.prompts[first+i/choices*b.stride()]
-		x.cache.index.Look(look, p)
-		h := look.Held(x.replica.Slot)
 		if i == 0 {
-			x.predict(p, h, n > 1 || wanted > 1 || x.call.beams, b.most(first))
+			x.cache.index.Look(look, p)
+			x.predict(p, look.Held(x.replica.Slot), n > 1 || wanted > 1 || x.call.beams, b.most(first))
 		}
-		x.cache.index.Claim(&x.claims[i], x.replica.Slot, p, h, now)
+		x.cache.index.Claim(&x.claims[i], x.replica.Slot, p, now)
 	}
 }
 

@@ -97,7 +97,7 @@ func (f foretelling) run(t *testing.T, requests int, seed uint64) (sum foretold)
 		known.Look(&look, p)
 		h := look.Held(0)
 		claim := new(index.Claim)
-		known.Claim(claim, 0, p, h, clock())
+		known.Claim(claim, 0, p, clock())
 		after(lag, func() { engine.Arrive(s, now) })
 		answered := !f.stream
 		running = append(running, func() bool {
