@@ -58,6 +58,7 @@
 // A slot's mutex guards its tree, shadow and what is told. It is held when one of
 // the table's, the arena's or the lanes' mutexes is taken, and Index.mu when a
 // slot's is. Who holds a slot's mutex only tries another slot's. Look takes none.
+// What a slot held that leaves or forgets is dropped when its mutex is free again.
 //
 // The package has no I/O, no clock and no goroutine. All methods of Index may be
 // called from any goroutine.

@@ -3,6 +3,7 @@ package index
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -198,7 +199,58 @@ func (b *indexTiming) lookIndex(row lookRow, x timedIndex, prompts []*Prompt, he
 	}
 }
 
+// timedBatch is what a slot's engine publishes of one step.
+type timedBatch struct {
+	slot    int
+	payload []byte
+}
+
+// published is what engines publish that compute prompts, so many of which a step
+// goes on with by so many blocks each, or that remove them, each block by an event
+// of its own, as vLLM does. Prompt i is at slot i%slots.
+func published(prompts []*Prompt, slots, together, each int, removed bool) (batches []timedBatch) {
+	const within = 256 // events of a batch that are removals
+	for slot := range slots {
+		var own []*Prompt
+		for i := slot; i < len(prompts); i += slots {
+			own = append(own, prompts[i])
+		}
+		var events []kvevent.Event
+		publish := func() {
+			b := kvevent.Batch{Time: 1e9, Rank: slot, Events: events}
+			batches = append(batches, timedBatch{slot, kvevent.AppendBatch(nil, kvevent.VLLM, 0, &b)})
+			events = events[:0]
+		}
+		for step := range slices.Chunk(own, together) {
+			for from := 0; from < timedBlocks; from += each {
+				for _, p := range step {
+					e := kvevent.Event{Kind: kvevent.Stored, AdapterID: -1, Group: 0, Spec: "full_attention", Medium: "gpu"}
+					at := from
+					if removed {
+						e.Kind, at = kvevent.Removed, timedBlocks-1-from
+					} else {
+						e.BlockSize, e.Tokens = timedBlock, p.IDs[from*timedBlock:(from+each)*timedBlock]
+						if e.HasParent = from > 0; e.HasParent {
+							e.Parent = p.Chain[from-1].Lo
+						}
+					}
+					for _, h := range p.Chain[at : at+each] {
+						e.Hashes = append(e.Hashes, h.Lo)
+					}
+					events = append(events, e)
+				}
+				if !removed || len(events) >= within {
+					publish()
+				}
+			}
+			publish()
+		}
+	}
+	return batches
+}
+
 // changeIndex times what fills an index with a million pairs, and empties it.
+// Events are decoded first, which counts.
 func (b *indexTiming) changeIndex(name string, exact bool) {
 	const slots = 64
 	r := rand.New(rand.NewPCG(7, 7))
@@ -209,24 +261,72 @@ func (b *indexTiming) changeIndex(name string, exact bool) {
 	n := len(prompts) * timedBlocks
 	x := newTimedIndex(exact, slots)
 	size := func() (int64, int) { return x.Totals().Bytes, x.pairs() }
-	all := func(each int) func() {
-		return func() {
-			for i, p := range prompts {
-				x.hold(i%slots, p, 0, timedBlocks, each)
-			}
-		}
-	}
+	now := time.Unix(1, 0)
 	if !exact {
-		b.change(name, "1M blocks claimed, 512 a request", n, all(0), size)
-	} else {
-		b.change(name, "1M blocks stored, 32 an event", n, all(32), size)
-		b.change(name, "1M removed, one an event", n, func() {
+		b.change(name, "1M blocks claimed, 512 a request", n, func() {
 			for i, p := range prompts {
-				x.remove(i%slots, p, 0, timedBlocks)
+				x.hold(i%slots, p, 0, timedBlocks, 0)
 			}
 		}, size)
-		b.change(name, "1M stored, one an event", n, all(1), size)
+	} else {
+		follow := func(what string, batches []timedBatch) {
+			var d kvevent.Decoder
+			var batch kvevent.Batch
+			b.change(name, what, n, func() {
+				for _, o := range batches {
+					if err := d.Batch(&batch, o.payload); err != nil {
+						panic(err)
+					}
+					x.Apply(o.slot, batch.Events, now)
+				}
+			}, size)
+		}
+		follow("1M blocks stored, 32 an event, 1 a batch", published(prompts, slots, 1, 32, false))
+		follow("1M removed, one an event, 256 a batch", published(prompts, slots, 1, 1, true))
+		follow("1M stored, one an event, 16 a batch", published(prompts, slots, 16, 1, false))
 	}
+	claim := func(p *Prompt, i int) {
+		var c Claim
+		x.Claim(&c, i%slots, p, Held{}, now)
+		x.Prefilled(&c, now)
+		x.Release(&c, 0, now)
+	}
+	none := func() (int64, int) { return 1, 0 }
+	b.change(name, "a claim of 512 blocks held, and its end", 10*len(prompts), func() {
+		for range 10 {
+			for i, p := range prompts {
+				claim(p, i)
+			}
+		}
+	}, none)
+	if !exact {
+		x = newTimedIndex(false, 1)
+		x.Join(0, SlotConfig{Model: timedModel, BlockSize: timedBlock, Capacity: 50_000})
+		for _, p := range prompts {
+			x.hold(0, p, 0, timedBlocks, 0)
+		}
+		b.change(name, "a claim of 512 blocks not held, and its end", len(prompts), func() {
+			for _, p := range prompts {
+				x.hold(0, p, 0, timedBlocks, 0)
+			}
+		}, none)
+	}
+
+	// One slot, for what is done with all of one.
+	x = newTimedIndex(exact, 1)
+	for _, p := range prompts {
+		x.hold(0, p, 0, timedBlocks, 32)
+	}
+	var snapshot []byte
+	b.change(name, "1M blocks of a slot written to a snapshot", n, func() { snapshot = x.AppendSnapshot(nil, 0) }, none)
+	b.change(name, "1M forgotten", n, func() { x.Forget(0) }, none)
+	b.change(name, "1M restored", n, func() {
+		if err := x.Restore(0, snapshot); err != nil {
+			panic(err)
+		}
+	}, none)
+	b.change(name, "1M leave with their slot", n, func() { x.Leave(0) }, none)
+
 	for _, most := range []int{1, 3} {
 		x = newTimedIndex(exact, slots)
 		x.converse(r, slots, most, timedPairs)
