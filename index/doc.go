@@ -37,7 +37,7 @@
 // leaves, forgets or evicts leaves them to the others. A record has its hash, so
 // a chain needs no map: the block behind another is the first one below it, and
 // only where prompts part are there maps, of 4 bytes in a cell. Together with the
-// table's entry that is 88 bytes for a block that one slot holds, and 94 where the
+// table's entry that is 88 bytes for a block that one slot holds, and 98 where the
 // engine names it in events.
 //
 // Config.MaxBytes bounds the chunks, the table, and the maps of trees, shadows
@@ -98,9 +98,9 @@
 //     block: for conversations 15 to 36 times the time of a look-up, and three
 //     times the memory a block.
 //   - The same with jumps of 32 blocks, which is how a positional index searches:
-//     4 to 6 times. Where the number of lanes changes it walks the whole jump. A
+//     4 to 7 times. Where the number of lanes changes it walks the whole jump. A
 //     position in the key saves nothing here, as a block's hash names its prefix.
-//     Both wait for locks: with 12 writers their p99 is up to a thousand times
+//     Both wait for locks: with 12 writers their p99 is ten to a hundred times
 //     the median. Where 1,000 slots end at all places of one chain, every block has
 //     to be read in any way, and the table is 1.5 times as fast.
 //

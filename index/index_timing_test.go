@@ -287,7 +287,7 @@ func (b *indexTiming) changeIndex(name string, exact bool) {
 	}
 	claim := func(p *Prompt, i int) {
 		var c Claim
-		x.Claim(&c, i%slots, p, Held{}, now)
+		x.Claim(&c, i%slots, p, now)
 		x.Prefilled(&c, now)
 		x.Release(&c, 0, now)
 	}
