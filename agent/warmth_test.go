@@ -423,3 +423,33 @@ func TestWarmRestartOfEvents(t *testing.T) {
 		})
 	}
 }
+
+// Where no snapshot can be written is told before one is wanted.
+func TestSnapshotPlaces(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f := func(snapshot, want string) {
+		t.Helper()
+		c := DefaultConfig()
+		c.Replicas = []ReplicaConfig{{URL: "http://gpu:8000"}}
+		c.Index.Snapshot = snapshot
+		err := c.Check()
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%s: %v, want %q", snapshot, err, want)
+		}
+	}
+	f(file, "")
+	f(filepath.Join(dir, "new"), "")
+	f(dir, "is there and is not a file")
+	f(filepath.Join(dir, "none", "new"), "no such file")
+	f(filepath.Join(file, "new"), "not a directory")
+	if os.Getuid() != 0 { // who may write anywhere
+		if err := os.Chmod(dir, 0o500); err != nil {
+			t.Fatal(err)
+		}
+		f(filepath.Join(dir, "new"), "no file can be made")
+	}
+}
