@@ -262,7 +262,7 @@ func DefaultConfig() Config {
 		Listen:      ":8080",
 		AdminListen: "127.0.0.1:9090",
 		Datapath:    DatapathConfig{Mode: "auto", Hook: "auto", Loop: "auto"},
-		Routing:     RoutingConfig{DefaultPolicy: policy.LeastRequest{}.Name()},
+		Routing:     RoutingConfig{DefaultPolicy: policy.Default},
 		Health: HealthConfig{
 			Interval:           time.Second,
 			Timeout:            500 * time.Millisecond,
@@ -728,11 +728,6 @@ func ParseReplica(s string) ReplicaConfig {
 
 // engines are the kinds of engine that are known.
 var engines = []string{"vllm", "sglang", "tgi", "llamacpp", "ollama"}
-
-// policies are the ways of choosing that configuration can name.
-var policies = map[string]policy.Policy{
-	policy.LeastRequest{}.Name(): policy.LeastRequest{},
-}
 
 // Bytes is a number of bytes, written with a unit: 64MiB.
 type Bytes int64

@@ -445,11 +445,11 @@ func (f *fleet) enginesLocked() {
 func (f *fleet) publishLocked() {
 	s := &proxy.Fleet{Models: map[string]*proxy.Model{}}
 	cfg := f.cfg.Load()
-	defaultPolicy := policies[cfg.Routing.DefaultPolicy]
+	defaultPolicy, _ := policy.New(cfg.Routing.DefaultPolicy, nil)
 	for _, mc := range cfg.Models {
 		choose := defaultPolicy
 		if mc.Policy != "" {
-			choose = policies[mc.Policy]
+			choose, _ = policy.New(mc.Policy, nil)
 		}
 		s.Models[mc.Name] = &proxy.Model{Name: mc.Name, Policy: choose}
 	}

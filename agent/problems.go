@@ -20,6 +20,8 @@ import (
 
 	"github.com/goccy/go-yaml"
 	"golang.org/x/sys/unix"
+
+	"github.com/inferrail/inferrail/policy"
 )
 
 // problems collects what is wrong with a configuration. The zero value is none.
@@ -58,14 +60,7 @@ func (p *problems) oneOf(path, value string, known ...string) {
 }
 
 func (p *problems) policy(path, name string) {
-	if policies[name] == nil {
-		known := make([]string, 0, len(policies))
-		for name := range policies {
-			known = append(known, name)
-		}
-		slices.Sort(known)
-		p.oneOf(path, name, known...)
-	}
+	p.oneOf(path, name, policy.Names()...)
 }
 
 func (p *problems) positive(path string, d time.Duration) {

@@ -1,32 +1,77 @@
-// Package policy chooses where a request goes. It does no I/O, starts no
-// goroutine and reads no clock: time and randomness are arguments, so that a
-// decision can be replayed.
 package policy
 
 // Request is what a Policy may know of one request. The proxy fills it on the
-// goroutine of the request; a Policy must not keep it.
+// goroutine of the request; a Policy must not keep it. The zero value is a request
+// of which nothing is known.
 type Request struct {
 	// Rand is a random number drawn for this request. It breaks ties.
 	Rand uint64
+	// Turn counts the decisions made for the model: it is another one for each.
+	Turn uint64
+	// Tokens is how long the prompt is, 0 when that is not known. Of a prompt
+	// whose tokens are not known exactly it is an estimate from its text, and so
+	// is what candidates have cached.
+	Tokens int
+	// Output is how many tokens the answer may have, 0 when it is not limited. A
+	// client may write any number there: it is clamped to MostOutput.
+	Output int
+	// Prefix stands for how the prompt begins, and Session for the conversation it
+	// belongs to; 0 is not known. Equal numbers are equal beginnings, or sessions.
+	Prefix, Session uint64
 }
 
-// Candidate is one replica that may take the request. The proxy fills a slice
-// of them for each decision from counters that are always current.
+// MostOutput is the most that Request.Output says.
+const MostOutput = 32 << 10
+
+// Candidate is one replica that may take the request: healthy, and with room for
+// it. The proxy fills a slice of them for each decision, from counters that are
+// always current and from what the engine has told last. Times are in seconds.
+// The fields that cost_model reads come first, to lie together.
 type Candidate struct {
-	// Slot is the dense number the agent gave the endpoint.
-	Slot int
-	// InFlight counts the requests this agent has sent there and not finished,
-	// and those that wait for their turn there.
+	// Cached is how much of the prompt the replica has in its cache, in tokens, so
+	// that it has the rest to compute; CachedGPU the part of it that is on the GPU,
+	// and CachedCPU the part that is there or in the host's memory. What is beyond
+	// lies on disk or farther.
+	Cached, CachedGPU, CachedCPU int
+	// Wait is how long the prefill of the prompts ahead of this one is taken to
+	// last, by Speed.
+	Wait float64
+	// Speed is how fast the replica prefills, as far as it is known.
+	Speed Speed
+	// Decoding is how many sequences have their first token and are generated.
+	Decoding int
+	// InFlight counts the requests at the replica: this agent's, sent there and not
+	// finished or in line for it, and as far as the engine tells, those of others.
 	InFlight int
 	// Share is how much of its share the replica takes, between 0 and 1: less
 	// than 1 for a while after it has come back. 0 stands for 1.
 	Share float64
-	// Tokens is how long the prompt is, 0 when that is not known, and Cached how
-	// much of it the replica has in its cache, so that it has the rest to
-	// compute. CachedGPU is the part of Cached that is on the GPU; what is beyond
-	// it lies on slower tiers. Of a prompt whose tokens are not known exactly, all
-	// three are estimates from its text.
-	Tokens, Cached, CachedGPU int
+	// KV is how full the engine's KV cache is with sequences that run, 0 to 1; 0
+	// too when that is not known.
+	KV float64
+	// Queued is how many requests wait for the engine to begin with them, as it
+	// says; 0 too when it does not.
+	Queued int
+
+	// Slot is the dense number the agent gave the endpoint.
+	Slot int
+	// Key is a hash of the replica's name: the same for every agent and at all
+	// times.
+	Key uint64
+	// Ahead is the work that Wait is made of.
+	Ahead Work
+	// Exact: what it has cached is known from its own events.
+	Exact bool
+	// Large: the replica is meant for large requests (nlms).
+	Large bool
+	// VRAMFree and VRAMTotal are the GPU's memory, in MB; VRAMTotal is 0 when they
+	// are not known (nlms).
+	VRAMFree, VRAMTotal float64
+	// HitRate is the share of prompt tokens that the engine has found in its cache
+	// lately, 0 to 1 (nlms).
+	HitRate float64
+	// Filter is what nlms has learned of it.
+	Filter FilterState
 }
 
 // load is what one request more would make of the candidate's load. A replica
@@ -38,55 +83,14 @@ func (c *Candidate) load() float64 {
 	return float64(c.InFlight + 1)
 }
 
-// Policy picks a replica. Implementations are immutable and may be called from
-// any goroutine.
+// Policy gives replicas their costs. Implementations are immutable and may be
+// called from any goroutine; what they learn is in the candidates.
 type Policy interface {
 	// Name is the policy's name in configuration and metrics.
 	Name() string
-	// Pick returns the index into candidates of the replica to use and a
-	// short reason for people, or -1 when there is no candidate.
-	Pick(r *Request, candidates []Candidate) (index int, reason string)
-}
-
-// LeastRequest picks the replica with the fewest requests in flight for its
-// share. Ties are
-// broken by Request.Rand, so that idle replicas share the load.
-type LeastRequest struct{}
-
-// Name implements Policy.
-func (LeastRequest) Name() string { return "least_request" }
-
-// Pick implements Policy in one pass: among equals each is chosen with the
-// same probability.
-func (LeastRequest) Pick(r *Request, candidates []Candidate) (int, string) {
-	best, ties, least := -1, uint64(0), 0.0
-	rand := r.Rand
-	for i := range candidates {
-		load := candidates[i].load()
-		switch {
-		case best < 0 || load < least:
-			best, ties, least = i, 1, load
-		case load == least:
-			ties++
-			// splitmix64's increment gives each tie a fresh draw.
-			rand += 0x9e3779b97f4a7c15
-			if mix(rand)%ties == 0 {
-				best = i
-			}
-		}
-	}
-	if best < 0 {
-		return -1, "no candidate"
-	}
-	if ties > 1 {
-		return best, "least in flight, tie"
-	}
-	return best, "least in flight"
-}
-
-// mix is the finaliser of splitmix64 (Steele, Lea, Flood 2014).
-func mix(z uint64) uint64 {
-	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
-	z = (z ^ z>>27) * 0x94d049bb133111eb
-	return z ^ z>>31
+	// Score sets costs[i], for each of the candidates, to what choosing it costs:
+	// any measure of which less is better; +Inf means that it should not be
+	// chosen while another can be. NaN is taken for +Inf. Costs that are less than
+	// slack above the least one count as equal to it. It allocates nothing.
+	Score(r *Request, candidates []Candidate, costs []float64) (slack float64)
 }

@@ -22,11 +22,12 @@ type drawn struct{}
 
 func (drawn) Name() string { return "drawn" }
 
-func (drawn) Pick(r *policy.Request, candidates []policy.Candidate) (int, string) {
-	if len(candidates) == 0 {
-		return -1, ""
+func (drawn) Score(r *policy.Request, candidates []policy.Candidate, costs []float64) float64 {
+	for i := range candidates {
+		costs[i] = 1
 	}
-	return int(r.Rand % uint64(len(candidates))), "drawn"
+	costs[r.Rand%uint64(len(candidates))] = 0
+	return 0
 }
 
 // talk is a conversation: what the client has of it.

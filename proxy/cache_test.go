@@ -404,15 +404,15 @@ func (a *asking) got() string {
 	return a.last
 }
 
-func (a *asking) Pick(r *policy.Request, candidates []policy.Candidate) (int, string) {
+func (a *asking) Score(r *policy.Request, candidates []policy.Candidate, costs []float64) float64 {
 	var all []string
 	for _, c := range candidates {
-		all = append(all, fmt.Sprintf("%d/%d/%d", c.Tokens, c.Cached, c.CachedGPU))
+		all = append(all, fmt.Sprintf("%d/%d/%d", r.Tokens, c.Cached, c.CachedGPU))
 	}
 	a.mu.Lock()
 	a.last = strings.Join(all, " ")
 	a.mu.Unlock()
-	return a.inOrder.Pick(r, candidates)
+	return a.inOrder.Score(r, candidates, costs)
 }
 
 // Of several sequences nothing is foretold, unless it must be nothing; they are

@@ -2,11 +2,8 @@ package proxy
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"time"
-
-	"github.com/inferrail/inferrail/policy"
 )
 
 // choose picks a replica that has not failed the request and takes a place
@@ -50,39 +47,6 @@ func (x *exchange) choose() failure {
 		}
 		// Others were faster, so this ends.
 	}
-}
-
-// pick asks the policy for one of the replicas that have not failed the
-// request: of those with a free place, or of those with room in their line.
-// full reports that there are some, but none of that kind.
-func (x *exchange) pick(line bool) (r *Replica, full bool) {
-	x.candidates, x.places = x.candidates[:0], x.places[:0]
-	now := time.Now()
-	for _, r := range x.model.Replicas {
-		if slices.Contains(x.tried, r) {
-			continue
-		}
-		if line && !r.gate.roomy() || !line && !r.gate.free() {
-			full = true
-			continue
-		}
-		x.places = append(x.places, r)
-		c := policy.Candidate{Slot: r.Slot, InFlight: r.InFlight() + r.Pending(), Share: r.warmth.share(now)}
-		if b := x.blocks; b != nil {
-			found := b.at(r)
-			c.Tokens, c.Cached, c.CachedGPU = b.tokens, found.any, found.gpu
-		}
-		x.candidates = append(x.candidates, c)
-	}
-	var p policy.Policy = policy.LeastRequest{}
-	if x.model.Policy != nil {
-		p = x.model.Policy
-	}
-	x.asked = policy.Request{Rand: rand.Uint64()}
-	if i, _ := p.Pick(&x.asked, x.candidates); i >= 0 && i < len(x.places) {
-		return x.places[i], full
-	}
-	return nil, full
 }
 
 // lineUp waits for the request's turn at r. It returns overloaded when it has

@@ -85,6 +85,7 @@ type exchange struct {
 	evacuated  uint64     // the gate's evacuations when it came in
 	candidates []policy.Candidate
 	places     []*Replica // of candidates
+	costs      []float64  // of candidates
 	asked      policy.Request
 
 	// The response.

@@ -52,7 +52,15 @@ type Model struct {
 	OwnedBy      string
 	MaxModelLen  int64
 	Root, Parent string
-	Policy       policy.Policy
+	// Policy chooses among its replicas; nil is policy.LeastRequest. Shadows choose
+	// beside it, without effect.
+	Policy  policy.Policy
+	Shadows []*policy.Shadow
+	// Admission decides whether its requests are taken; nil takes all. Budget is
+	// the time to first token that a request is granted that does not say, 0 is no
+	// bound.
+	Admission *policy.Admission
+	Budget    time.Duration
 	// Prompts follows its prompts; nil when there is no tokenizer. An adapter
 	// has its parent's.
 	Prompts *prompt.Model
@@ -95,6 +103,12 @@ type Replica struct {
 	gate     gate
 	warmth   warmth
 	failures atomic.Int64 // in a row
+	// load is what the engine has told last, nil for nothing yet. backlog is what
+	// the agent has sent there and is not prefilled; calibration what was learned
+	// of its speed.
+	load        atomic.Pointer[policy.Load]
+	backlog     policy.Backlog
+	calibration policy.Calibration
 	upstream upstream
 	// addresses is where it can be dialled.
 	addresses *addresses
@@ -130,6 +144,18 @@ func (r *Replica) SlowStart(now time.Time, d time.Duration) {
 // Share is the part of its share that the replica takes now: 1 unless it is in
 // a slow start.
 func (r *Replica) Share(now time.Time) float64 { return r.warmth.share(now) }
+
+// SetLoad says what the engine has told of its load; nil that nothing is known.
+func (r *Replica) SetLoad(l *policy.Load) { r.load.Store(l) }
+
+// Load is what SetLoad was told last.
+func (r *Replica) Load() *policy.Load { return r.load.Load() }
+
+// Backlog is what the agent has sent to the replica and is not prefilled yet.
+func (r *Replica) Backlog() *policy.Backlog { return &r.backlog }
+
+// Calibration is what is known of the replica's speed.
+func (r *Replica) Calibration() *policy.Calibration { return &r.calibration }
 
 // Evacuate sends the requests that wait for their first byte to other
 // replicas, as far as there are others: this one has failed its health check.

@@ -17,8 +17,11 @@ type inOrder struct{}
 
 func (inOrder) Name() string { return "in_order" }
 
-func (inOrder) Pick(_ *policy.Request, candidates []policy.Candidate) (int, string) {
-	return min(len(candidates), 1) - 1, "first"
+func (inOrder) Score(_ *policy.Request, candidates []policy.Candidate, costs []float64) float64 {
+	for i := range candidates {
+		costs[i] = float64(i)
+	}
+	return 0
 }
 
 // ordered makes the rig choose replicas in their order.

@@ -2,6 +2,12 @@ package policy
 
 import "testing"
 
+// pick chooses by LeastRequest.
+func pick(r *Request, cs []Candidate) (int, string) {
+	c := Choose(LeastRequest{}, r, cs, make([]float64, len(cs)))
+	return c.Index, c.Reason
+}
+
 func TestLeastRequest(t *testing.T) {
 	f := func(inFlight []int, rand uint64, want int, reason string) {
 		t.Helper()
@@ -9,16 +15,16 @@ func TestLeastRequest(t *testing.T) {
 		for i, n := range inFlight {
 			cs = append(cs, Candidate{Slot: 10 + i, InFlight: n})
 		}
-		i, why := LeastRequest{}.Pick(&Request{Rand: rand}, cs)
+		i, why := pick(&Request{Rand: rand}, cs)
 		if i != want || why != reason {
 			t.Errorf("%v: picked %d (%s), want %d (%s)", inFlight, i, why, want, reason)
 		}
 	}
 	f(nil, 1, -1, "no candidate")
-	f([]int{7}, 1, 0, "least in flight")
-	f([]int{3, 1, 2}, 1, 1, "least in flight")
-	f([]int{3, 2, 1}, 1, 2, "least in flight")
-	f([]int{0, 1, 2}, 1, 0, "least in flight")
+	f([]int{7}, 1, 0, "least cost")
+	f([]int{3, 1, 2}, 1, 1, "least cost")
+	f([]int{3, 2, 1}, 1, 2, "least cost")
+	f([]int{0, 1, 2}, 1, 0, "least cost")
 }
 
 // Ties must be shared evenly: idle replicas that are never picked stay idle.
@@ -27,8 +33,8 @@ func TestLeastRequestTies(t *testing.T) {
 	counts := make([]int, len(cs))
 	const n = 30000
 	for r := range uint64(n) {
-		i, why := LeastRequest{}.Pick(&Request{Rand: mix(r)}, cs)
-		if why != "least in flight, tie" {
+		i, why := pick(&Request{Rand: mix(r)}, cs)
+		if why != "least cost, tie" {
 			t.Fatal(why)
 		}
 		counts[i]++
@@ -48,8 +54,8 @@ func TestLeastRequestTies(t *testing.T) {
 func TestLeastRequestReplays(t *testing.T) {
 	cs := make([]Candidate, 64)
 	for r := range uint64(1000) {
-		a, _ := LeastRequest{}.Pick(&Request{Rand: r}, cs)
-		b, _ := LeastRequest{}.Pick(&Request{Rand: r}, cs)
+		a, _ := pick(&Request{Rand: r}, cs)
+		b, _ := pick(&Request{Rand: r}, cs)
 		if a != b {
 			t.Fatalf("seed %d: %d, then %d", r, a, b)
 		}
@@ -59,8 +65,9 @@ func TestLeastRequestReplays(t *testing.T) {
 func TestLeastRequestAllocatesNothing(t *testing.T) {
 	cs := make([]Candidate, 256)
 	r := &Request{Rand: 1}
+	costs := make([]float64, len(cs))
 	var p Policy = LeastRequest{}
-	if n := testing.AllocsPerRun(100, func() { p.Pick(r, cs) }); n != 0 {
+	if n := testing.AllocsPerRun(100, func() { Choose(p, r, cs, costs) }); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
 }
@@ -71,7 +78,7 @@ func BenchmarkLeastRequest256(b *testing.B) {
 	cs := make([]Candidate, 256)
 	b.ReportAllocs()
 	for i := range b.N {
-		LeastRequest{}.Pick(&Request{Rand: uint64(i)}, cs)
+		pick(&Request{Rand: uint64(i)}, cs)
 	}
 }
 
@@ -80,7 +87,7 @@ func BenchmarkLeastRequest256(b *testing.B) {
 func TestSlowStart(t *testing.T) {
 	f := func(cold Candidate, warm int, want int) {
 		t.Helper()
-		i, _ := LeastRequest{}.Pick(&Request{}, []Candidate{cold, {InFlight: warm}})
+		i, _ := pick(&Request{}, []Candidate{cold, {InFlight: warm}})
 		if i != want {
 			t.Errorf("%+v beside one with %d in flight: picked %d", cold, warm, i)
 		}

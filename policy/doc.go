@@ -1,0 +1,36 @@
+// Package policy decides where a request goes and whether it is taken. It does
+// no I/O, starts no goroutine and reads no clock: time and randomness are
+// arguments, so that a decision can be replayed.
+//
+//	candidates ──► Policy.Score ──► a cost each ──► Choose ──► the replica
+//	    ▲                                             │
+//	    │ Speed, Backlog.Wait, Load                   ▼
+//	    │                                   Admission: now, later, or not
+//	    │                                             │
+//	    └── Calibration ◄── Backlog.First ◄── Backlog.Enter
+//
+// A Request is what is known of the request and a Candidate what is known of a
+// replica, at one moment; the caller (package proxy, and the simulator in virtual
+// time) fills them. Every Policy gives each candidate a cost, and Choose, which is
+// the same for all, takes the least: so any two policies can be compared on the
+// same candidates, live or in the shadow of another.
+//
+// What it costs to prefill a prompt is linear in Work, with the coefficients of a
+// Speed. A Backlog knows the Work that a replica has before it, a Calibration finds
+// its Speed from first bytes.
+//
+//	policy.go        Request, Candidate, Policy
+//	choose.go        Choose: least cost, ties, slack
+//	cost_model.go    the default: expected time to first token
+//	work.go          Work and Speed
+//	backlog.go       Backlog: prompts sent and not answered yet
+//	calibration.go   Calibration: Speed, from first bytes
+//	load.go          Load: what an engine says of itself
+//	least_request.go, round_robin.go, hashing.go, kv_aware.go, lmetric.go, nlms.go
+//	                 the other policies; registry.go names them all
+//	explain.go       the terms of a cost
+//	shadow.go        policies beside the live one, and their regret
+//	admission.go     whether a request is taken, separate from where it goes
+//	queue.go         the order of those that wait: classes, and tenants in turn
+//	budget.go        what an API key may use
+package policy
