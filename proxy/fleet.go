@@ -109,7 +109,7 @@ type Replica struct {
 	load        atomic.Pointer[policy.Load]
 	backlog     policy.Backlog
 	calibration policy.Calibration
-	upstream upstream
+	upstream    upstream
 	// addresses is where it can be dialled.
 	addresses *addresses
 }
