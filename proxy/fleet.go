@@ -114,6 +114,7 @@ type Replica struct {
 	auth     atomic.Pointer[string]
 	block    atomic.Int32 // tokens; 0 is not known
 	rank     atomic.Int32 // +1; 0 is none
+	large    atomic.Bool
 	gate     gate
 	warmth   warmth
 	failures atomic.Int64 // in a row
@@ -144,6 +145,12 @@ func (r *Replica) SetBlock(tokens int) { r.block.Store(int32(tokens)) }
 // SetRank says which data-parallel rank of the engine the replica is; below 0 it
 // is the whole engine, as it is at first.
 func (r *Replica) SetRank(rank int) { r.rank.Store(int32(max(rank, -1) + 1)) }
+
+// SetLarge says whether the replica is meant for large requests.
+func (r *Replica) SetLarge(large bool) { r.large.Store(large) }
+
+// Large is what SetLarge was told last.
+func (r *Replica) Large() bool { return r.large.Load() }
 
 // SetBounds bounds the requests the replica is sent at one time (0: no bound),
 // and those that wait in the agent for their turn there.
