@@ -124,6 +124,8 @@ type Replica struct {
 	load        atomic.Pointer[policy.Load]
 	backlog     policy.Backlog
 	calibration policy.Calibration
+	prompts     promptMean  // that were sent there
+	tellsCached atomic.Bool // its engine has told what it had cached of a prompt
 	upstream    upstream
 	// addresses is where it can be dialled.
 	addresses *addresses
