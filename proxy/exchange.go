@@ -87,6 +87,7 @@ type exchange struct {
 	places     []*Replica // of candidates
 	costs      []float64  // of candidates
 	asked      policy.Request
+	decision   decision
 
 	// The response.
 	until    time.Time // when its first byte must be there
@@ -180,6 +181,7 @@ func (x *exchange) begin() {
 	x.http10, x.isHead, x.keepAlive, x.unread, x.reset = false, false, false, false, false
 	x.held = 0
 	x.model, x.replica, x.attempts, x.tried = nil, nil, 0, x.tried[:0]
+	x.decision = decision{}
 	x.up, x.left = nil, nil
 	x.response, x.extra = responseHead{}, x.extra[:0]
 	x.answered, x.passed, x.status, x.ttfb = false, false, 0, 0
@@ -604,6 +606,7 @@ func (x *exchange) finish(f failure) {
 	}
 	x.releaseClaims(x.generated(u, known, f == none))
 	x.settle(f, u, known)
+	x.concluded(f, u, known)
 	x.c.s.requestDone(x, f, u)
 	x.leave()
 	x.giveBack()
