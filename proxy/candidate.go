@@ -35,11 +35,11 @@ func (x *exchange) pick(line bool) (r *Replica, full bool) {
 		x.asked.Tokens = x.blocks.tokens
 	}
 	x.costs = slices.Grow(x.costs[:0], len(x.candidates))
-	d := &x.decision
-	d.choice = policy.Choose(x.model.policy(), &x.asked, x.candidates, x.costs[:len(x.candidates)])
-	d.took = time.Since(now)
-	if d.choice.Index >= 0 {
-		return x.places[d.choice.Index], full
+	x.choice = policy.Choose(x.policy(), &x.asked, x.candidates, x.costs[:len(x.candidates)])
+	x.choseIn = time.Since(now)
+	if x.choice.Index >= 0 {
+		x.expected = policy.TTFT(&x.asked, &x.candidates[x.choice.Index])
+		return x.places[x.choice.Index], full
 	}
 	return nil, full
 }

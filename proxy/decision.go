@@ -13,143 +13,83 @@ import (
 	"github.com/inferrail/inferrail/proxy/prompt"
 )
 
-// decision is what an exchange remembers of why it is at its replica, and of what
-// came of it. It is part of the exchange, used on its goroutine, and about the last
-// attempt. The zero value is before any.
-type decision struct {
-	// choice is the policy's, made in took.
-	choice policy.Choice
-	took   time.Duration
-	// at is when the request was given to the replica; zero before that.
+// noted is what an exchange remembers of why it is at its replica. It is part of
+// the exchange, used on its goroutine, and about the last attempt. The zero value is
+// before any.
+type noted struct {
+	// at is when the request got its place at the replica; zero before that.
 	at time.Time
 	// policy is the name of the policy that has chosen, replica that of its choice.
 	policy, replica string
-	// expected is the time to first token that was predicted, in seconds, observed
-	// what it was; below 0 while it is not known.
-	expected, observed float64
-	// cached is how many tokens the engine says that it had cached, -1 when it does
-	// not say so.
-	cached int
-	// shadows are what the model's shadows would have chosen.
-	shadows  [mostShadows]shadowChoice
-	shadowed int
 	// record is what goes to the decision log, nil when this one does not.
 	record *Decision
 }
 
-// mostShadows is how many shadows of a model are judged.
-const mostShadows = 8
-
-// shadowChoice is where a shadow would have sent the request, of which it expected
-// the first token after so many seconds.
-type shadowChoice struct {
-	shadow   *policy.Shadow
-	expected float64
-	same     bool
-}
-
-// decided is called when the request has got its place at a replica and is about to
-// be sent. What pick has left of candidates, places and costs is about that choice.
-func (x *exchange) decided() {
-	d := &x.decision
-	p := x.model.policy()
-	d.at, d.policy, d.replica = time.Now(), p.Name(), x.replica.ID
-	d.expected, d.observed, d.cached, d.shadowed = -1, -1, -1, 0
-	live := slices.Index(x.places, x.replica)
-	if live < 0 {
-		return
+// noteDecision is called when the request has got its place at a replica and is
+// about to be sent. Candidates and places are still those of the choice.
+func (x *exchange) noteDecision() {
+	v, s := &x.noted, x.c.s
+	v.at, v.policy, v.replica = time.Now(), x.policy().Name(), x.replica.ID
+	s.stats.decisions.WithLabelValues(x.model.Name, v.policy, x.choice.Reason).Inc()
+	s.stats.decisionTime.WithLabelValues(x.model.Name).Observe(x.choseIn.Seconds())
+	if log := s.decisionLog.Load(); v.record == nil && log != nil && rand.Float64() < log.sample {
+		v.record = new(Decision)
 	}
-	d.expected = policy.TTFT(&x.asked, &x.candidates[live])
-	stats := x.c.s.stats
-	stats.decisions.WithLabelValues(x.model.Name, d.policy, d.choice.Reason).Inc()
-	stats.decisionTime.WithLabelValues(x.model.Name).Observe(d.took.Seconds())
-	if log := x.c.s.decisions.Load(); d.record == nil && log != nil && rand.Float64() < log.sample {
-		d.record = new(Decision)
-	}
-	if d.record != nil {
-		x.describe(d.record)
-	}
-	for _, s := range x.model.Shadows[:min(len(x.model.Shadows), mostShadows)] {
-		// costs are not needed any more.
-		chosen := s.Judge(&x.asked, x.candidates, live, x.costs[:len(x.candidates)])
-		d.shadows[d.shadowed] = shadowChoice{s, policy.TTFT(&x.asked, &x.candidates[chosen]), chosen == live}
-		d.shadowed++
-		if d.record != nil {
-			d.record.Shadows = append(d.record.Shadows, ShadowDecision{s.Policy.Name(), x.places[chosen].ID,
-				milliseconds(d.shadows[d.shadowed-1].expected), chosen == live})
-		}
+	if v.record != nil {
+		x.tell(v.record)
 	}
 }
 
-// firstToken is called when the first token of a stream is there, so many seconds
-// after the request was sent to the replica.
-func (x *exchange) firstToken(seconds float64) {
-	d := &x.decision
-	d.observed = seconds
-	for _, s := range d.shadows[:d.shadowed] {
-		s.shadow.Settle(seconds, d.expected, s.expected, s.same)
-	}
-	d.shadowed = 0 // each is told once
-}
-
-// concluded is called once when a request is over, which may have been given to a
+// conclude is called once when a request is over, which may have been given to a
 // replica before.
-func (x *exchange) concluded(f failure, u usage, known bool) {
-	d := &x.decision
-	if d.at.IsZero() {
-		x.dropDecision()
+func (x *exchange) conclude(f failure, u usage, known bool) {
+	v, s := &x.noted, x.c.s
+	if v.at.IsZero() {
 		return
 	}
+	cached, observed := -1, x.observed
 	if known && u.cachedTold {
-		d.cached = int(min(u.cached, 1<<30))
+		cached = int(min(u.cached, 1<<30))
 	}
-	s := x.c.s
-	s.journal.enter(Prediction{Time: d.at, Model: x.model.Name, Policy: d.policy, Replica: d.replica, Reason: d.choice.Reason,
+	s.journal.enter(Prediction{Time: v.at, Model: x.model.Name, Policy: v.policy, Replica: v.replica, Reason: x.choice.Reason,
 		Outcome: f.label(), Status: x.status, Attempts: x.attempts, Exact: x.followed && x.promptReason == prompt.Exact, Tokens: x.asked.Tokens,
-		CachedPredicted: x.predicted, CachedActual: d.cached, Predicted: d.expected, Observed: d.observed}, x.id)
-	if d.expected >= 0 && d.observed >= 0 {
-		s.stats.predictedTime.WithLabelValues(x.model.Name).Observe(d.expected)
-		s.stats.firstToken.WithLabelValues(x.model.Name).Observe(d.observed)
-		if d.expected > 0 {
-			s.stats.predictionRatio.WithLabelValues(x.model.Name).Observe(d.observed / d.expected)
+		CachedPredicted: x.predicted, CachedActual: cached, Predicted: x.expected, Observed: observed}, x.id)
+	if observed >= 0 {
+		s.stats.predictedTime.WithLabelValues(x.model.Name).Observe(x.expected)
+		s.stats.firstToken.WithLabelValues(x.model.Name).Observe(observed)
+		if x.expected > 0 {
+			s.stats.predictionRatio.WithLabelValues(x.model.Name).Observe(observed / x.expected)
 		}
 	}
-	if r, log := d.record, s.decisions.Load(); r != nil && log != nil {
-		r.Outcome = &DecisionOutcome{Outcome: f.label(), Status: x.status, Attempts: x.attempts, Seconds: time.Since(x.began).Seconds()}
-		if d.observed >= 0 {
-			observed := milliseconds(d.observed)
-			r.Outcome.FirstTokenMS = &observed
+	if log := s.decisionLog.Load(); v.record != nil && log != nil {
+		out := &DecisionOutcome{Outcome: f.label(), Status: x.status, Attempts: x.attempts, Seconds: time.Since(x.began).Seconds()}
+		if observed >= 0 {
+			first := milliseconds(observed)
+			out.FirstTokenMS = &first
 		}
-		if d.cached >= 0 {
-			cached := d.cached // the exchange is used again
-			r.Outcome.CachedTokens = &cached
+		if cached >= 0 {
+			out.CachedTokens = &cached
 		}
+		v.record.Outcome = out
 		select {
-		case log.to <- r:
+		case log.to <- v.record:
 		default:
 			s.stats.decisionsDropped.Inc()
 		}
 	}
-	x.dropDecision()
-}
-
-// dropDecision forgets what belongs to others: a connection may be idle for long.
-func (x *exchange) dropDecision() {
-	x.decision.record = nil
-	clear(x.decision.shadows[:])
-	x.decision.shadowed = 0
+	v.record = nil // a connection may be idle for long
 }
 
 // policy is what chooses among the model's replicas.
-func (m *Model) policy() policy.Policy {
-	if m.Policy == nil {
+func (x *exchange) policy() policy.Policy {
+	if x.model.Policy == nil {
 		return policy.LeastRequest{}
 	}
-	return m.Policy
+	return x.model.Policy
 }
 
-// decisions is where a part of the decisions goes to. Immutable.
-type decisions struct {
+// decisionLog is where a part of the decisions goes to. Immutable.
+type decisionLog struct {
 	to     chan<- *Decision
 	sample float64
 }
@@ -159,10 +99,10 @@ type decisions struct {
 // for is dropped and counted: no request waits. The receiver may keep what it gets.
 func (s *Server) SetDecisions(to chan<- *Decision, sample float64) {
 	if to == nil || !(sample > 0) {
-		s.decisions.Store(nil)
+		s.decisionLog.Store(nil)
 		return
 	}
-	s.decisions.Store(&decisions{to, sample})
+	s.decisionLog.Store(&decisionLog{to, sample})
 }
 
 // Decision is why a request goes where it goes, and what came of it. Explain makes
@@ -305,17 +245,19 @@ func milliseconds(seconds float64) Number { return Number(math.Round(seconds*1e6
 // tiers are those of the caches, as people are told them.
 var tiers = [index.Tiers]string{index.GPU: "gpu", index.CPU: "cpu", index.Disk: "disk", index.Remote: "remote"}
 
-// describe fills d with what was decided: from candidates, places and costs, which
-// pick has left, and with x.replica, if there is one, as the winner.
-func (x *exchange) describe(d *Decision) {
-	p, asked := x.model.policy(), &x.asked
+// tell fills d with what was decided: from candidates and places, which pick has
+// left, and with x.replica, if there is one, as the winner.
+func (x *exchange) tell(d *Decision) {
+	p, asked := x.policy(), &x.asked
+	costs := make([]float64, len(x.candidates))
+	p.Score(asked, x.candidates, costs)
 	*d = Decision{
 		Time: time.Now(), RequestID: string(x.id), Path: string(x.path), Model: x.model.Name, Policy: p.Name(),
 		PromptTokens: asked.Tokens, Exact: x.followed && x.promptReason == prompt.Exact,
 		BlockSize: x.model.BlockSize, OutputTokens: asked.Output,
 		HasPrefix: asked.Prefix != 0, HasSession: asked.Session != 0,
 		Rand: strconv.FormatUint(asked.Rand, 16), Turn: asked.Turn,
-		Reason: x.decision.choice.Reason, PredictedMS: Number(math.Inf(1)),
+		Reason: x.choice.Reason, PredictedMS: Number(math.Inf(1)),
 	}
 	if !d.Exact {
 		d.BlockSize = index.TextBlock
@@ -346,7 +288,7 @@ func (x *exchange) describe(d *Decision) {
 			ExpectedMS: milliseconds(policy.TTFT(asked, c)),
 			Decoding:   c.Decoding, Queued: c.Queued, KV: c.KV, Share: c.Share,
 			Speed: ConsideredSpeed{round(c.Speed.A * 1e6), round(c.Speed.B * 1e9), round(c.Speed.D * 1e3)},
-			Cost:  Number(x.costs[:len(x.places)][i]),
+			Cost:  Number(costs[i]),
 		}
 		if row.Share == 0 {
 			row.Share = 1

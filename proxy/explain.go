@@ -33,8 +33,8 @@ func (s *Server) Explain(path string, header http.Header, body []byte) (*Decisio
 		r, _ = x.pick(true)
 		waits = r != nil
 	}
-	x.replica = r // for describe only: it is in no gate
-	x.describe(d)
+	x.replica = r // for tell only: it is in no gate
+	x.tell(d)
 	x.replica = nil
 	d.Waits = waits
 	switch {
@@ -104,11 +104,11 @@ type ShadowReport struct {
 	Regret policy.Regret
 }
 
-// ShadowReports are those of the model's shadows that are judged.
+// ShadowReports are those of the model's shadows.
 func (m *Model) ShadowReports() []ShadowReport {
 	var list []ShadowReport
 	seen := map[string]int{}
-	for _, s := range m.Shadows[:min(len(m.Shadows), mostShadows)] {
+	for _, s := range m.Shadows {
 		name := s.Policy.Name()
 		if seen[name]++; seen[name] > 1 {
 			name += "#" + strconv.Itoa(seen[name])

@@ -116,11 +116,11 @@ type Server struct {
 	prompts atomic.Pointer[prompts]
 	// cache is nil until SetIndex.
 	cache atomic.Pointer[cache]
-	// decisions is nil as long as none are wanted.
-	decisions atomic.Pointer[decisions]
-	journal   journal
-	shards    []*shard
-	stats     *stats
+	// decisionLog is nil as long as none is wanted.
+	decisionLog atomic.Pointer[decisionLog]
+	journal     journal
+	shards      []*shard
+	stats       *stats
 	// inside brings the requests of HTTP/2 streams to the loop; streams uses it.
 	inside  *http.Transport
 	streams *http2Proxy
