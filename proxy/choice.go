@@ -39,7 +39,6 @@ func (x *exchange) choose() failure {
 		x.evacuated = r.gate.evacuations.Load()
 		if r.gate.enter(x.c) {
 			x.replica = r
-			x.decided()
 			if moved && r.gate.free() {
 				// Several places may have become free for one call.
 				x.c.s.lines.callFirst()
@@ -73,7 +72,6 @@ func (x *exchange) lineUp(r *Replica) failure {
 		}
 	}
 	x.replica = r
-	x.decided()
 	if !time.Now().Before(x.until) {
 		x.leave()
 		return queueTimeout

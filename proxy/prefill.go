@@ -86,6 +86,7 @@ func (x *exchange) firstToken(now time.Time) {
 	}
 	p.first = max(now.Sub(p.sent), 1)
 	r := p.at
+	x.observed = p.first.Seconds()
 	decoding := 0
 	if l := r.load.Load(); l.Fresh(now) {
 		requests, waiting := l.Foreign()
@@ -106,7 +107,7 @@ func (x *exchange) firstToken(now time.Time) {
 	}
 	for i := range x.judged {
 		j := &x.judged[i]
-		j.shadow.Settle(p.first.Seconds(), x.expected, j.expected, j.same)
+		j.shadow.Settle(x.observed, x.expected, j.expected, j.same)
 	}
 	x.judged = x.judged[:0]
 }
@@ -127,10 +128,17 @@ func (x *exchange) leaveBacklog() {
 }
 
 // learn learns what the end of an answer has told: u, if known.
-func (x *exchange) learn(u usage, known bool) {
+func (x *exchange) learn(f failure, u usage, known bool) {
 	r, p := x.replica, &x.prefill
-	if r == nil {
+	if r == nil || p.sent.IsZero() {
 		return
+	}
+	if f == none && x.passed && x.status == http.StatusOK && x.computes() && !p.again {
+		n := policy.Total(&x.asked)
+		if known && !u.partial {
+			n = int(min(u.prompt, 1<<30) + min(u.completion, 1<<30))
+		}
+		r.filter.Observe(n, time.Since(p.sent).Seconds())
 	}
 	if known && u.cachedTold && !u.partial && !r.tellsCached.Load() {
 		r.tellsCached.Store(true)
