@@ -12,7 +12,7 @@ func New(name string, weights map[string]float64) (Policy, error) {
 	case "least_request":
 		return LeastRequest{}, nil
 	case "cost_model":
-		return &CostModel{}, nil
+		return NewCostModel(), nil
 	}
 	return nil, fmt.Errorf("no policy %q", name)
 }
