@@ -30,7 +30,7 @@ type weight struct {
 
 // kinds are all policies, by name.
 var kinds = []kind{
-	{"cost_model", nil, func([]float64) Policy { return &CostModel{} }},
+	{"cost_model", nil, func([]float64) Policy { return NewCostModel() }},
 	{"kv_aware", kvAwareWeights, newKVAware},
 	{"least_request", nil, func([]float64) Policy { return LeastRequest{} }},
 	{"lmetric", nil, func([]float64) Policy { return LMetric{} }},
