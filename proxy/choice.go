@@ -39,6 +39,7 @@ func (x *exchange) choose() failure {
 		x.evacuated = r.gate.evacuations.Load()
 		if r.gate.enter(x.c) {
 			x.replica = r
+			x.decided()
 			if moved && r.gate.free() {
 				// Several places may have become free for one call.
 				x.c.s.lines.callFirst()
@@ -72,6 +73,7 @@ func (x *exchange) lineUp(r *Replica) failure {
 		}
 	}
 	x.replica = r
+	x.decided()
 	if !time.Now().Before(x.until) {
 		x.leave()
 		return queueTimeout

@@ -109,6 +109,8 @@ type Server struct {
 	log    *slog.Logger
 	fleet  atomic.Pointer[Fleet]
 	lines  lines
+	// state is that of models without one.
+	state  ModelState
 	access atomic.Pointer[Access]
 	// prompts is nil until SetPrompts.
 	prompts atomic.Pointer[prompts]
