@@ -491,6 +491,13 @@ func (f *fleet) publishLocked() {
 	f.addLastResortLocked(s)
 	f.prompts.assign(cfg, s, f.sameLocked())
 	f.cachesLocked(cfg, s)
+	for name, model := range s.Models {
+		if f.snapshot != nil && f.snapshot.Models[name] != nil && f.snapshot.Models[name].Name == name {
+			model.State = f.snapshot.Models[name].State
+		} else {
+			model.State = &proxy.ModelState{}
+		}
+	}
 	slices.SortFunc(s.Listed, func(a, b *proxy.Model) int { return strings.Compare(a.Name, b.Name) })
 	for _, mc := range cfg.Models {
 		for _, alias := range mc.Aliases {

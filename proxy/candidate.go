@@ -30,17 +30,16 @@ func (x *exchange) pick(line bool) (r *Replica, full bool) {
 		}
 		x.candidates = append(x.candidates, c)
 	}
-	var p policy.Policy = policy.LeastRequest{}
-	if x.model.Policy != nil {
-		p = x.model.Policy
-	}
 	x.asked = policy.Request{Rand: rand.Uint64()}
 	if x.blocks != nil {
 		x.asked.Tokens = x.blocks.tokens
 	}
 	x.costs = slices.Grow(x.costs[:0], len(x.candidates))
-	if c := policy.Choose(p, &x.asked, x.candidates, x.costs[:len(x.candidates)]); c.Index >= 0 {
-		return x.places[c.Index], full
+	x.choice = policy.Choose(x.policy(), &x.asked, x.candidates, x.costs[:len(x.candidates)])
+	x.choseIn = time.Since(now)
+	if x.choice.Index >= 0 {
+		x.expected = policy.TTFT(&x.asked, &x.candidates[x.choice.Index])
+		return x.places[x.choice.Index], full
 	}
 	return nil, full
 }

@@ -78,15 +78,19 @@ type exchange struct {
 	asksUsage bool // the client did not, so its answer must not hold it
 
 	// The choice. The request is inside replica's gate from choose until leave.
-	model      *Model
-	replica    *Replica
-	attempts   int        // the present one included
-	tried      []*Replica // that have failed it, since the last pause
-	evacuated  uint64     // the gate's evacuations when it came in
-	candidates []policy.Candidate
-	places     []*Replica // of candidates
-	costs      []float64  // of candidates
-	asked      policy.Request
+	model              *Model
+	replica            *Replica
+	attempts           int        // the present one included
+	tried              []*Replica // that have failed it, since the last pause
+	evacuated          uint64     // the gate's evacuations when it came in
+	candidates         []policy.Candidate
+	places             []*Replica // of candidates
+	costs              []float64  // of candidates
+	asked              policy.Request
+	noted              noted
+	choice             policy.Choice
+	choseIn            time.Duration
+	expected, observed float64
 
 	// The response.
 	until    time.Time // when its first byte must be there
@@ -180,6 +184,7 @@ func (x *exchange) begin() {
 	x.http10, x.isHead, x.keepAlive, x.unread, x.reset = false, false, false, false, false
 	x.held = 0
 	x.model, x.replica, x.attempts, x.tried = nil, nil, 0, x.tried[:0]
+	x.noted, x.observed = noted{}, -1
 	x.up, x.left = nil, nil
 	x.response, x.extra = responseHead{}, x.extra[:0]
 	x.answered, x.passed, x.status, x.ttfb = false, false, 0, 0
@@ -604,6 +609,7 @@ func (x *exchange) finish(f failure) {
 	}
 	x.releaseClaims(x.generated(u, known, f == none))
 	x.settle(f, u, known)
+	x.conclude(f, u, known)
 	x.c.s.requestDone(x, f, u)
 	x.leave()
 	x.giveBack()
