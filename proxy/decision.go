@@ -326,10 +326,15 @@ func (x *exchange) tell(d *Decision) {
 		if slices.Contains(x.tried, r) {
 			why = "it has failed this request"
 		}
-		d.Replicas = append(d.Replicas, Considered{Replica: r.ID, Slot: r.Slot, Excluded: why,
-			InFlight: r.InFlight(), Pending: r.Pending(), Share: r.Share(d.Time), Cost: Number(math.Inf(1)),
-			WaitMS: Number(math.Inf(1)), PrefillMS: Number(math.Inf(1)), ExpectedMS: Number(math.Inf(1))})
+		d.Replicas = append(d.Replicas, Excluded(r, why))
 	}
+}
+
+// Excluded is a replica that was no candidate, and why.
+func Excluded(r *Replica, why string) Considered {
+	unknown := Number(math.Inf(1))
+	return Considered{Replica: r.ID, Slot: r.Slot, Excluded: why, InFlight: r.InFlight(), Pending: r.Pending(),
+		Share: r.Share(time.Now()), Cost: unknown, WaitMS: unknown, PrefillMS: unknown, ExpectedMS: unknown}
 }
 
 // round leaves six digits.
