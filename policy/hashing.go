@@ -87,12 +87,8 @@ type bound struct {
 func (b bound) over(candidates []Candidate) float64 {
 	var requests, shares float64
 	for i := range candidates {
-		requests += float64(candidates[i].InFlight + 1)
-		if s := candidates[i].Share; s > 0 {
-			shares += s
-		} else {
-			shares++
-		}
+		requests += float64(max(candidates[i].InFlight, 0)) + 1
+		shares += candidates[i].share()
 	}
 	return max(b.times*requests/shares, b.spare+1)
 }

@@ -96,10 +96,7 @@ func (c *Candidate) queue() float64 {
 	if own := c.Ahead.Prompts + 1; own > q && own <= math.MaxInt32 {
 		q = own
 	}
-	if c.Share > 0 {
-		q /= c.Share
-	}
-	return q
+	return q / c.share()
 }
 
 // part is x, no less than 0 and no more than 1; 0 when it is not a number.

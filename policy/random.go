@@ -16,7 +16,7 @@ func (Random) Score(r *Request, candidates []Candidate, costs []float64) float64
 	seed, alike := r.seed(), true
 	for i := range candidates {
 		costs[i] = draw(seed, &candidates[i])
-		alike = alike && !(candidates[i].Share > 0 && candidates[i].Share != 1)
+		alike = alike && candidates[i].share() == 1
 	}
 	if alike {
 		return 0 // the same one is the first in a race
@@ -79,9 +79,13 @@ func draw(seed uint64, c *Candidate) float64 {
 // race is when the candidate comes first, if it comes as often as its share says:
 // of several, each is the first with the probability of its part of their shares.
 func race(seed uint64, c *Candidate) float64 {
-	t := -math.Log1p(-draw(seed, c))
-	if c.Share > 0 {
-		t /= c.Share
+	return -math.Log1p(-draw(seed, c)) / c.share()
+}
+
+// share is how much of its share the candidate takes: above 0, and 1 at most.
+func (c *Candidate) share() float64 {
+	if c.Share > 0 && c.Share < 1 {
+		return c.Share
 	}
-	return t
+	return 1
 }

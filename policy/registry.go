@@ -30,7 +30,7 @@ type weight struct {
 
 // kinds are all policies, by name.
 var kinds = []kind{
-	{"cost_model", nil, func([]float64) Policy { return &CostModel{} }},
+	{"cost_model", costModelWeights(), newCostModel},
 	{"kv_aware", kvAwareWeights, newKVAware},
 	{"least_request", nil, func([]float64) Policy { return LeastRequest{} }},
 	{"lmetric", nil, func([]float64) Policy { return LMetric{} }},
@@ -40,6 +40,28 @@ var kinds = []kind{
 	{"random", nil, func([]float64) Policy { return Random{} }},
 	{"round_robin", nil, func([]float64) Policy { return RoundRobin{} }},
 	{"sticky", stickyWeights, newSticky},
+}
+
+// costModelWeights are the fields of a CostModel, in their order.
+func costModelWeights() []weight {
+	m, inf := NewCostModel(), math.Inf(1)
+	return []weight{
+		{"own_work", m.OwnWork, 0, inf},
+		{"own_work_busy", m.OwnWorkBusy, 0, inf},
+		{"load_cpu", m.LoadCPU, 0, inf},
+		{"load_disk", m.LoadDisk, 0, inf},
+		{"interference", m.Interference, 0, inf},
+		{"approximate", m.Approximate, 0, 1},
+		{"bound", m.Bound, 1, inf},
+		{"overload", m.Overload, 0, inf},
+		{"kv_limit", m.KVLimit, 0, inf},
+		{"slack", m.Slack, 0, inf},
+		{"slack_share", m.SlackShare, 0, inf},
+	}
+}
+
+func newCostModel(w []float64) Policy {
+	return &CostModel{w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], w[8], w[9], w[10]}
 }
 
 // New returns the policy of a name, with the weights that are given in place of

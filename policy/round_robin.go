@@ -38,7 +38,7 @@ func (RoundRobin) Score(r *Request, candidates []Candidate, costs []float64) flo
 		costs[i] = 1
 		if c.Slot == slot {
 			costs[i] = 0
-			passes = c.Share > 0 && c.Share < 1 && draw(r.seed(), c) >= c.Share
+			passes = draw(r.seed(), c) >= c.share()
 		}
 	}
 	if passes && len(candidates) > 1 {
@@ -55,7 +55,7 @@ func (RoundRobin) Score(r *Request, candidates []Candidate, costs []float64) flo
 
 // turnOf is the place in the order of n whose turn it is.
 func turnOf(turn, n uint64) int {
-	first := mix(turn/n/rounds*n) % n
+	first := mix(mix(n)+turn/n/rounds) % n
 	return int((first + turn%n) % n)
 }
 

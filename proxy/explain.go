@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"math/rand/v2"
 	"net/http"
 	"strconv"
 
@@ -27,6 +28,8 @@ func (s *Server) Explain(path string, header http.Header, body []byte) (*Decisio
 	x.readPrompt()
 	x.lookUp()
 	d := new(Decision)
+	x.turned = true // no turn is taken
+	x.asked.Rand, x.asked.Turn = rand.Uint64(), x.state().turns.Load()+1
 	r, full := x.pick(false)
 	waits := false
 	if r == nil && full {
