@@ -26,7 +26,8 @@ type noted struct {
 }
 
 // noteDecision is called when the request has got its place at a replica and is
-// about to be sent. Candidates and places are still those of the choice.
+// about to be sent. Candidates, places and what shadows have judged are still those
+// of the choice.
 func (x *exchange) noteDecision() {
 	v, s := &x.noted, x.c.s
 	v.at, v.policy, v.replica = time.Now(), x.policy().Name(), x.replica.ID
@@ -35,8 +36,13 @@ func (x *exchange) noteDecision() {
 	if log := s.decisionLog.Load(); v.record == nil && log != nil && rand.Float64() < log.sample {
 		v.record = new(Decision)
 	}
-	if v.record != nil {
-		x.tell(v.record)
+	if v.record == nil {
+		return
+	}
+	x.tell(v.record)
+	for i := range x.judged {
+		j := &x.judged[i]
+		v.record.Shadows = append(v.record.Shadows, ShadowDecision{j.shadow.Name(), x.places[j.chosen].ID, milliseconds(j.expected), j.same})
 	}
 }
 

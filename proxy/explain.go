@@ -27,9 +27,9 @@ func (s *Server) Explain(path string, header http.Header, body []byte) (*Decisio
 	}
 	x.readPrompt()
 	x.lookUp()
+	// The turn is that of the next request, which it is not taken from.
+	x.turned, x.asked.Rand, x.asked.Turn = true, rand.Uint64(), x.state().turns.Load()+1
 	d := new(Decision)
-	x.turned = true // no turn is taken
-	x.asked.Rand, x.asked.Turn = rand.Uint64(), x.state().turns.Load()+1
 	r, full := x.pick(false)
 	waits := false
 	if r == nil && full {
