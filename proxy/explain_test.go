@@ -121,6 +121,7 @@ func TestExplainChangesNothing(t *testing.T) {
 	state := &ModelState{}
 	c.change(func(m *Model) { m.Policy, m.Shadows, m.State = policy.RoundRobin{}, []*policy.Shadow{shadow}, state })
 	c.ask(completion(words(40)))
+	eventually(t, 20*time.Second, "the client's connection is gone", func() bool { return c.s.Datapath().Connections == 0 })
 	k := key("k", policy.Rates{Requests: 10, InputTokens: 1000})
 	c.s.SetAccess(NewAccess([]*Key{k}, nil))
 	look := func() string {
