@@ -124,6 +124,8 @@ func (c *explainCommand) ask(ctx context.Context, body []byte) ([]byte, error) {
 		return nil, fmt.Errorf("the answer of %s breaks off: %w", c.Admin, err)
 	case resp.StatusCode == http.StatusOK:
 		return answer, nil
+	case resp.StatusCode == http.StatusBadRequest && text != "":
+		return nil, errors.New(text)
 	case resp.StatusCode == http.StatusUnauthorized:
 		return nil, fmt.Errorf("the agent at %s wants its admin token: INFERRAIL_ADMIN_TOKEN or --token", c.Admin)
 	case resp.StatusCode == http.StatusNotFound:
