@@ -25,6 +25,7 @@
 //	work.go          Work and Speed
 //	backlog.go       Backlog: prompts sent and not answered yet
 //	calibration.go   Calibration: Speed, from first bytes
+//	board.go         what both show to readers that do not wait
 //	load.go          Load: what an engine says of itself
 //	least_request.go, round_robin.go, random.go, hashing.go, kv_aware.go, lmetric.go,
 //	nlms.go          the other policies; registry.go names them all
