@@ -50,6 +50,7 @@ type Config struct {
 	Tokenizer TokenizerConfig `yaml:"tokenizer"`
 	Index     IndexConfig     `yaml:"index"`
 	Server    ServerConfig    `yaml:"server"`
+	Decisions DecisionsConfig `yaml:"decisions"`
 
 	// misread is what ParseConfig could not use; Validate reports it.
 	misread problems
@@ -290,6 +291,7 @@ func DefaultConfig() Config {
 		Retry:     RetryConfig{MaxAttempts: 3, Backoff: 25 * time.Millisecond},
 		Tokenizer: TokenizerConfig{Workers: 2, MaxWait: 50 * time.Millisecond, CacheBytes: 256 << 20},
 		Index:     IndexConfig{MaxBytes: 1 << 30, DefaultCapacity: 16384},
+		Decisions: DecisionsConfig{Sample: 0.01},
 		Server: ServerConfig{
 			IdleTimeout:     2 * time.Minute,
 			HeadTimeout:     10 * time.Second,
@@ -393,6 +395,7 @@ func (c *Config) Validate() error {
 	c.validateTokenizer(&p)
 	c.validateIndex(&p)
 	c.validateServer(&p)
+	c.validateDecisions(&p)
 	return p.err()
 }
 
@@ -411,6 +414,9 @@ func (c *Config) Check() error {
 	}
 	if file := c.Index.Snapshot; file != "" {
 		p.directoryOf("index.snapshot", file)
+	}
+	if file := c.Decisions.File; file != "" {
+		p.directoryOf("decisions.file", file)
 	}
 	for i, r := range c.Replicas {
 		p.keyFile(fmt.Sprintf("replicas[%d].api_key_file", i), r.APIKeyFile)

@@ -194,7 +194,7 @@ func (p *policies) of(cfg *Config, model string) *chosen {
 			continue
 		}
 		shadow, _ := policy.New(spec.Policy, spec.Weights)
-		next.shadows = append(next.shadows, &policy.Shadow{Policy: shadow})
+		next.shadows = append(next.shadows, &policy.Shadow{Policy: shadow, Label: spec.Name})
 	}
 	if p.models == nil {
 		p.models = map[string]*chosen{}
