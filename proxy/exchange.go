@@ -83,10 +83,22 @@ type exchange struct {
 	attempts   int        // the present one included
 	tried      []*Replica // that have failed it, since the last pause
 	evacuated  uint64     // the gate's evacuations when it came in
+	decision   *decision  // the memory of the next three, from pick until giveBack
 	candidates []policy.Candidate
 	places     []*Replica // of candidates
 	costs      []float64  // of candidates
 	asked      policy.Request
+	// turned: asked is for this attempt; described: what does not change from one
+	// to the next is in it.
+	turned, described bool
+	choice            policy.Choice
+	choseIn           time.Duration
+	noted             noted
+	judged            []judgement // of the policies beside the live one
+	prefill           prefill
+	// expected are the seconds from sending to the first token, and observed those
+	// it took, below 0 as long as it was not seen.
+	expected, observed float64
 
 	// The response.
 	until    time.Time // when its first byte must be there
@@ -180,6 +192,8 @@ func (x *exchange) begin() {
 	x.http10, x.isHead, x.keepAlive, x.unread, x.reset = false, false, false, false, false
 	x.held = 0
 	x.model, x.replica, x.attempts, x.tried = nil, nil, 0, x.tried[:0]
+	x.asked, x.turned, x.described, x.choice = policy.Request{}, false, false, policy.Choice{Index: -1}
+	x.noted, x.judged, x.prefill, x.expected, x.observed = noted{}, x.judged[:0], prefill{}, 0, -1
 	x.up, x.left = nil, nil
 	x.response, x.extra = responseHead{}, x.extra[:0]
 	x.answered, x.passed, x.status, x.ttfb = false, false, 0, 0
@@ -435,7 +449,7 @@ func (x *exchange) settle(f failure, u usage, known bool) {
 func (x *exchange) respond() failure {
 	c, h, r := x.c, &x.response, &x.relay
 	r.reset(c, x.up)
-	r.prefills = h.events && len(x.claims) > 0
+	r.prefills = h.events && h.status/100 == 2
 	if x.asksUsage && h.events && h.status == http.StatusOK {
 		r.filter = &usageFilter{}
 	}
@@ -464,15 +478,18 @@ func (x *exchange) respond() failure {
 	var room scratch
 	body, _ := r.accept(early, &room) // readResponseHead has seen that it is framed rightly
 	x.out = append(x.out, body...)
-	if !r.prefills {
-		r.prefilled = false
+	if !h.events {
+		// It has ended what is asked for here.
 		x.prefilled()
+		x.prefilledWhole()
 	}
+	x.takePrefilled()
 	x.answered, x.passed = true, true
 	x.why = x.join()
 	f := r.writeNow(x.out)
 	if f == none && (!r.frames.Ended() || len(r.rest) > 0) {
 		f = x.waitRelay()
+		x.takePrefilled()
 	}
 	x.account()
 	if f == none && !h.close && !r.surplus && len(x.left) == 0 {
@@ -524,9 +541,7 @@ func (x *exchange) waitRelay() failure {
 		if over, f := r.finished(); over {
 			return f
 		}
-		if r.takePrefilled() {
-			x.prefilled()
-		}
+		x.takePrefilled()
 		f := c.wait(clientStalled)
 		if f == clientStalled && !r.stalled(limit) {
 			f = none
@@ -535,6 +550,15 @@ func (x *exchange) waitRelay() failure {
 			return r.stop(f)
 		}
 		c.expect(time.Now().Add(limit))
+	}
+}
+
+// takePrefilled tells, once the relay has seen the first token, all who want to
+// know of it.
+func (x *exchange) takePrefilled() {
+	if at, ok := x.relay.takePrefilled(); ok {
+		x.prefilled()
+		x.firstToken(at)
 	}
 }
 
@@ -558,6 +582,7 @@ func (x *exchange) giveBack() {
 	if p.in == nil {
 		return
 	}
+	x.putDecision()
 	x.putBlocks()
 	x.putPrompt()
 	*p.in, *p.out = x.in, x.out
@@ -602,8 +627,10 @@ func (x *exchange) finish(f failure) {
 		x.comparePrompt(u)
 		x.compareCached(u)
 	}
+	x.learn(f, u, known)
 	x.releaseClaims(x.generated(u, known, f == none))
 	x.settle(f, u, known)
+	x.conclude(f, u, known)
 	x.c.s.requestDone(x, f, u)
 	x.leave()
 	x.giveBack()

@@ -56,6 +56,12 @@ type Model struct {
 	// beside it, without effect.
 	Policy  policy.Policy
 	Shadows []*policy.Shadow
+	// State is what its decisions share, whatever snapshot they are made by; nil
+	// is one that all models without their own have.
+	State *ModelState
+	// SessionHeader names the field that tells which conversation a request
+	// belongs to; "" is x-session-id.
+	SessionHeader string
 	// Admission decides whether its requests are taken; nil takes all. Budget is
 	// the time to first token that a request is granted that does not say, 0 is no
 	// bound.
@@ -79,6 +85,13 @@ type Model struct {
 	Replicas []*Replica
 }
 
+// ModelState is what stays of a model when snapshots are replaced. The agent makes
+// one for each model, and keeps it for as long as the model is listed; requests use
+// it from any goroutine. The zero value is that of a model that nobody has asked for.
+type ModelState struct {
+	turns atomic.Uint64 // decisions
+}
+
 // Replica is one engine endpoint. The agent makes it with NewReplica, keeps it
 // across snapshots for as long as the endpoint is a member, and closes it when
 // it has left and its last request has ended. Its methods may be called from
@@ -97,9 +110,11 @@ type Replica struct {
 	// set before the first snapshot that holds the replica.
 	OnFailure func(inARow int, cause error)
 
+	key      uint64 // of policy.Candidate
 	auth     atomic.Pointer[string]
 	block    atomic.Int32 // tokens; 0 is not known
 	rank     atomic.Int32 // +1; 0 is none
+	large    atomic.Bool
 	gate     gate
 	warmth   warmth
 	failures atomic.Int64 // in a row
@@ -109,6 +124,9 @@ type Replica struct {
 	load        atomic.Pointer[policy.Load]
 	backlog     policy.Backlog
 	calibration policy.Calibration
+	filter      policy.Filter
+	prompts     promptMean  // that were sent there
+	tellsCached atomic.Bool // its engine has told what it had cached of a prompt
 	upstream    upstream
 	// addresses is where it can be dialled.
 	addresses *addresses
@@ -131,6 +149,12 @@ func (r *Replica) SetBlock(tokens int) { r.block.Store(int32(tokens)) }
 // is the whole engine, as it is at first.
 func (r *Replica) SetRank(rank int) { r.rank.Store(int32(max(rank, -1) + 1)) }
 
+// SetLarge says whether the replica is meant for large requests.
+func (r *Replica) SetLarge(large bool) { r.large.Store(large) }
+
+// Large is what SetLarge was told last.
+func (r *Replica) Large() bool { return r.large.Load() }
+
 // SetBounds bounds the requests the replica is sent at one time (0: no bound),
 // and those that wait in the agent for their turn there.
 func (r *Replica) SetBounds(concurrency, pending int) { r.gate.bound(concurrency, pending) }
@@ -146,7 +170,11 @@ func (r *Replica) SlowStart(now time.Time, d time.Duration) {
 func (r *Replica) Share(now time.Time) float64 { return r.warmth.share(now) }
 
 // SetLoad says what the engine has told of its load; nil that nothing is known.
-func (r *Replica) SetLoad(l *policy.Load) { r.load.Store(l) }
+func (r *Replica) SetLoad(l *policy.Load) {
+	r.load.Store(l)
+	_, waiting := l.Foreign()
+	r.backlog.Disturbed(waiting > 0)
+}
 
 // Load is what SetLoad was told last.
 func (r *Replica) Load() *policy.Load { return r.load.Load() }
@@ -156,6 +184,9 @@ func (r *Replica) Backlog() *policy.Backlog { return &r.backlog }
 
 // Calibration is what is known of the replica's speed.
 func (r *Replica) Calibration() *policy.Calibration { return &r.calibration }
+
+// Filter is what nlms has learned of the replica.
+func (r *Replica) Filter() *policy.Filter { return &r.filter }
 
 // Evacuate sends the requests that wait for their first byte to other
 // replicas, as far as there are others: this one has failed its health check.
