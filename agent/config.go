@@ -51,6 +51,7 @@ type Config struct {
 	Tokenizer TokenizerConfig `yaml:"tokenizer"`
 	Index     IndexConfig     `yaml:"index"`
 	Server    ServerConfig    `yaml:"server"`
+	Decisions DecisionsConfig `yaml:"decisions"`
 
 	// misread is what ParseConfig could not use; Validate reports it.
 	misread problems
@@ -197,7 +198,7 @@ type RoutingConfig struct {
 	// how they would have done.
 	Shadows []ShadowConfig `yaml:"shadows"`
 	// SessionHeader is the request header by which clients name the session that a
-	// request belongs to; empty is none.
+	// request belongs to; empty is x-session-id.
 	SessionHeader string `yaml:"session_header"`
 }
 
@@ -309,6 +310,7 @@ func DefaultConfig() Config {
 		Retry:     RetryConfig{MaxAttempts: 3, Backoff: 25 * time.Millisecond},
 		Tokenizer: TokenizerConfig{Workers: 2, MaxWait: 50 * time.Millisecond, CacheBytes: 256 << 20},
 		Index:     IndexConfig{MaxBytes: 1 << 30, DefaultCapacity: 16384},
+		Decisions: DecisionsConfig{Sample: 0.01},
 		Server: ServerConfig{
 			IdleTimeout:     2 * time.Minute,
 			HeadTimeout:     10 * time.Second,
@@ -413,6 +415,7 @@ func (c *Config) Validate() error {
 	c.validateTokenizer(&p)
 	c.validateIndex(&p)
 	c.validateServer(&p)
+	c.validateDecisions(&p)
 	return p.err()
 }
 
@@ -431,6 +434,9 @@ func (c *Config) Check() error {
 	}
 	if file := c.Index.Snapshot; file != "" {
 		p.directoryOf("index.snapshot", file)
+	}
+	if file := c.Decisions.File; file != "" {
+		p.directoryOf("decisions.file", file)
 	}
 	for i, r := range c.Replicas {
 		p.keyFile(fmt.Sprintf("replicas[%d].api_key_file", i), r.APIKeyFile)

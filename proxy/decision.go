@@ -26,7 +26,8 @@ type noted struct {
 }
 
 // noteDecision is called when the request has got its place at a replica and is
-// about to be sent. Candidates and places are still those of the choice.
+// about to be sent. Candidates, places and what shadows have judged are still those
+// of the choice.
 func (x *exchange) noteDecision() {
 	v, s := &x.noted, x.c.s
 	v.at, v.policy, v.replica = time.Now(), x.policy().Name(), x.replica.ID
@@ -35,8 +36,13 @@ func (x *exchange) noteDecision() {
 	if log := s.decisionLog.Load(); v.record == nil && log != nil && rand.Float64() < log.sample {
 		v.record = new(Decision)
 	}
-	if v.record != nil {
-		x.tell(v.record)
+	if v.record == nil {
+		return
+	}
+	x.tell(v.record)
+	for i := range x.judged {
+		j := &x.judged[i]
+		v.record.Shadows = append(v.record.Shadows, ShadowDecision{j.shadow.Name(), x.places[j.chosen].ID, milliseconds(j.expected), j.same})
 	}
 }
 
@@ -326,10 +332,15 @@ func (x *exchange) tell(d *Decision) {
 		if slices.Contains(x.tried, r) {
 			why = "it has failed this request"
 		}
-		d.Replicas = append(d.Replicas, Considered{Replica: r.ID, Slot: r.Slot, Excluded: why,
-			InFlight: r.InFlight(), Pending: r.Pending(), Share: r.Share(d.Time), Cost: Number(math.Inf(1)),
-			WaitMS: Number(math.Inf(1)), PrefillMS: Number(math.Inf(1)), ExpectedMS: Number(math.Inf(1))})
+		d.Replicas = append(d.Replicas, Excluded(r, why))
 	}
+}
+
+// Excluded is a replica that was no candidate, and why.
+func Excluded(r *Replica, why string) Considered {
+	unknown := Number(math.Inf(1))
+	return Considered{Replica: r.ID, Slot: r.Slot, Excluded: why, InFlight: r.InFlight(), Pending: r.Pending(),
+		Share: r.Share(time.Now()), Cost: unknown, WaitMS: unknown, PrefillMS: unknown, ExpectedMS: unknown}
 }
 
 // round leaves six digits.

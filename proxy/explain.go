@@ -27,9 +27,9 @@ func (s *Server) Explain(path string, header http.Header, body []byte) (*Decisio
 	}
 	x.readPrompt()
 	x.lookUp()
+	// The turn is that of the next request, which it is not taken from.
+	x.turned, x.asked.Rand, x.asked.Turn = true, rand.Uint64(), x.state().turns.Load()+1
 	d := new(Decision)
-	x.turned = true // no turn is taken
-	x.asked.Rand, x.asked.Turn = rand.Uint64(), x.state().turns.Load()+1
 	r, full := x.pick(false)
 	waits := false
 	if r == nil && full {
@@ -50,7 +50,7 @@ func (s *Server) Explain(path string, header http.Header, body []byte) (*Decisio
 	for _, shadow := range x.model.Shadows {
 		costs := make([]float64, len(x.candidates))
 		if c := policy.Choose(shadow.Policy, &x.asked, x.candidates, costs); c.Index >= 0 {
-			d.Shadows = append(d.Shadows, ShadowDecision{shadow.Policy.Name(), x.places[c.Index].ID,
+			d.Shadows = append(d.Shadows, ShadowDecision{shadow.Name(), x.places[c.Index].ID,
 				milliseconds(policy.TTFT(&x.asked, &x.candidates[c.Index])), x.places[c.Index] == r})
 		}
 	}
@@ -102,7 +102,7 @@ func (x *exchange) understand() failure {
 
 // ShadowReport is how one of a model's shadows has done.
 type ShadowReport struct {
-	// Name is its policy's, with a number where several shadows have the same.
+	// Name is what it is called, with a number where several have the same name.
 	Name   string
 	Regret policy.Regret
 }
@@ -112,7 +112,7 @@ func (m *Model) ShadowReports() []ShadowReport {
 	var list []ShadowReport
 	seen := map[string]int{}
 	for _, s := range m.Shadows {
-		name := s.Policy.Name()
+		name := s.Name()
 		if seen[name]++; seen[name] > 1 {
 			name += "#" + strconv.Itoa(seen[name])
 		}
