@@ -33,7 +33,7 @@ func (x *exchange) pick(line bool) (r *Replica, full bool) {
 		if len(x.tried) > 0 && slices.Contains(x.tried, r) {
 			continue
 		}
-		if line && !r.gate.roomy() || !line && !r.gate.free() {
+		if line && !x.mayLineUp(r) || !line && !r.gate.free() {
 			full = true
 			continue
 		}
@@ -57,6 +57,19 @@ func (x *exchange) pick(line bool) (r *Replica, full bool) {
 	x.reason = c.Reason
 	x.expected = policy.TTFT(&x.asked, &x.candidates[c.Index])
 	return x.places[c.Index], full
+}
+
+// expectAnew says what is expected at now of the replica that was picked, after the
+// request has waited for its turn there.
+func (x *exchange) expectAnew(now time.Time) {
+	if x.chosen < 0 {
+		return
+	}
+	c := &x.candidates[x.chosen]
+	was := *c
+	x.places[x.chosen].describe(c, now)
+	c.Cached, c.CachedGPU, c.CachedCPU, c.Exact = was.Cached, was.CachedGPU, was.CachedCPU, was.Exact
+	x.expected = policy.TTFT(&x.asked, c)
 }
 
 // policy is the one that chooses among the model's replicas.
