@@ -74,13 +74,23 @@ type Candidate struct {
 	Filter FilterState
 }
 
-// load is what one request more would make of the candidate's load. A replica
-// that takes a tenth of its share counts ten times as loaded.
+// load is what one request more would make of the candidate's load: at least 1,
+// whatever the fields say. A replica that takes a tenth of its share counts ten
+// times as loaded.
 func (c *Candidate) load() float64 {
-	if c.Share > 0 {
-		return float64(c.InFlight+1) / c.Share
+	n := float64(max(c.InFlight, 0)) + 1
+	if c.Share > 0 && c.Share < 1 {
+		return n / c.Share
 	}
-	return float64(c.InFlight + 1)
+	return n
+}
+
+// wait is Wait, without what a clock that was set back has made of it.
+func (c *Candidate) wait() float64 {
+	if c.Wait < 0 {
+		return 0
+	}
+	return c.Wait
 }
 
 // Policy gives replicas their costs. Implementations are immutable and may be

@@ -13,6 +13,8 @@ import (
 // policy; give it one before it is used.
 type Shadow struct {
 	Policy Policy
+	// Label is what people call it; the policy's name when it is empty.
+	Label string
 
 	mu     sync.Mutex // guards the rest
 	regret Regret
@@ -55,6 +57,14 @@ type Regret struct {
 	// Low, Median and High are the tenth, fiftieth and ninetieth percentile of the
 	// last differences of which Observed is the sum, of at most 256 decisions.
 	Low, Median, High float64
+}
+
+// Name is what people call it, on pages and in metrics.
+func (s *Shadow) Name() string {
+	if s.Label != "" {
+		return s.Label
+	}
+	return s.Policy.Name()
 }
 
 // Judge lets the shadow decide, beside the live choice. It returns its own for

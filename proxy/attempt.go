@@ -28,6 +28,8 @@ func (x *exchange) ask() failure {
 		if f := x.choose(); f != none {
 			return f
 		}
+		x.decided()
+		x.noteDecision()
 		f := x.attempt()
 		if x.unavailable = false; f == none {
 			x.unavailable, f = x.saysUnavailable()

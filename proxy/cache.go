@@ -225,11 +225,19 @@ func HeldOf(x *index.Index, m *Model, p *prompt.Prompt) []Held {
 	if !b.fill(index.Root(m.CacheName, m.Adapter, p.Salt), p, m.Blocks) {
 		return nil
 	}
-	list := make([]Held, len(m.Replicas))
+	return b.held(x, m.Replicas)
+}
+
+// held tells in detail what replicas hold of the prompt: what look has found, unless
+// there are several sequences, which are looked up anew.
+func (b *blocks) held(x *index.Index, replicas []*Replica) []Held {
+	list := make([]Held, len(replicas))
 	n := b.stride()
 	for i := range b.prompts {
-		x.Look(&b.looks[i%n], &b.prompts[i])
-		for k, r := range m.Replicas {
+		if !b.looked || len(b.prompts) > n {
+			x.Look(&b.looks[i%n], &b.prompts[i])
+		}
+		for k, r := range replicas {
 			list[k].Replica = r
 			if b.of(r) != i%n {
 				continue

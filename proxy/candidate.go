@@ -24,8 +24,7 @@ var decisions = sync.Pool{New: func() any { return new(decision) }}
 // pick asks the policy for one of the replicas that have not failed the
 // request: of those with a free place, or of those with room in their line.
 // full reports that there are some, but none of that kind. Until the next call
-// candidates, places and costs are those of the choice, and chosen is which of
-// them it is, -1 for none.
+// candidates, places and costs are those of x.choice.
 func (x *exchange) pick(line bool) (r *Replica, full bool) {
 	x.takeDecision()
 	now := time.Now()
@@ -50,34 +49,26 @@ func (x *exchange) pick(line bool) (r *Replica, full bool) {
 	}
 	x.describe()
 	x.costs = slices.Grow(x.costs, len(x.candidates))[:len(x.candidates)]
-	c := policy.Choose(x.policy(), &x.asked, x.candidates, x.costs)
-	if x.chosen = c.Index; c.Index < 0 {
-		return nil, full
+	x.choice = policy.Choose(x.policy(), &x.asked, x.candidates, x.costs)
+	x.choseIn = time.Since(now)
+	if i := x.choice.Index; i >= 0 {
+		x.expected = policy.TTFT(&x.asked, &x.candidates[i])
+		return x.places[i], full
 	}
-	x.reason = c.Reason
-	x.expected = policy.TTFT(&x.asked, &x.candidates[c.Index])
-	return x.places[c.Index], full
+	return nil, full
 }
 
 // expectAnew says what is expected at now of the replica that was picked, after the
 // request has waited for its turn there.
 func (x *exchange) expectAnew(now time.Time) {
-	if x.chosen < 0 {
+	if x.choice.Index < 0 {
 		return
 	}
-	c := &x.candidates[x.chosen]
+	c := &x.candidates[x.choice.Index]
 	was := *c
-	x.places[x.chosen].describe(c, now)
+	x.places[x.choice.Index].describe(c, now)
 	c.Cached, c.CachedGPU, c.CachedCPU, c.Exact = was.Cached, was.CachedGPU, was.CachedCPU, was.Exact
 	x.expected = policy.TTFT(&x.asked, c)
-}
-
-// policy is the one that chooses among the model's replicas.
-func (x *exchange) policy() policy.Policy {
-	if x.model.Policy == nil {
-		return policy.LeastRequest{}
-	}
-	return x.model.Policy
 }
 
 // state is what the model's decisions share.
@@ -91,11 +82,10 @@ func (x *exchange) state() *ModelState {
 // describe fills what a policy may know of the request. It is another decision
 // for each attempt.
 func (x *exchange) describe() {
-	if x.turned {
-		return
+	if !x.turned {
+		x.turned = true
+		x.asked.Rand, x.asked.Turn = rand.Uint64(), x.state().turns.Add(1)
 	}
-	x.turned = true
-	x.asked.Rand, x.asked.Turn = rand.Uint64(), x.state().turns.Add(1)
 	if x.described {
 		return
 	}
@@ -172,7 +162,7 @@ func (r *Replica) describe(c *policy.Candidate, now time.Time) {
 	*c = policy.Candidate{
 		Slot: r.Slot, Key: r.key, Speed: speed, Ahead: ahead, Wait: wait,
 		InFlight: inside + r.Pending(), Decoding: max(inside-int(ahead.Prompts), 0),
-		Share: r.warmth.share(now), Large: r.large.Load(),
+		Share: r.warmth.share(now), Large: r.large.Load(), Filter: r.filter.State(),
 	}
 	l := r.load.Load()
 	if !l.Fresh(now) {
@@ -194,7 +184,8 @@ func (x *exchange) takeDecision() {
 		x.decision = decisions.Get().(*decision)
 		x.candidates, x.places, x.costs = x.decision.candidates, x.decision.places, x.decision.costs
 	}
-	x.candidates, x.places, x.costs, x.chosen = x.candidates[:0], x.places[:0], x.costs[:0], -1
+	x.candidates, x.places, x.costs = x.candidates[:0], x.places[:0], x.costs[:0]
+	x.choice = policy.Choice{Index: -1}
 }
 
 // putDecision gives their memory back.
@@ -205,31 +196,29 @@ func (x *exchange) putDecision() {
 	clear(x.places)
 	*x.decision = decision{x.candidates, x.places[:0], x.costs}
 	decisions.Put(x.decision)
-	x.decision, x.candidates, x.places, x.costs, x.chosen = nil, nil, nil, nil, -1
+	x.decision, x.candidates, x.places, x.costs = nil, nil, nil, nil
 }
 
 // picked is how many of the prompt's tokens the replica that was picked has cached.
 func (x *exchange) picked() int {
-	if x.chosen < 0 || x.chosen >= len(x.candidates) {
-		return 0
+	if i := x.choice.Index; i >= 0 && i < len(x.candidates) {
+		return x.candidates[i].Cached
 	}
-	return x.candidates[x.chosen].Cached
+	return 0
 }
 
 // decided is called when the request has its place at the replica that was picked:
 // policies beside the live one are asked for theirs.
 func (x *exchange) decided() {
 	x.judged = x.judged[:0]
-	if x.chosen < 0 {
-		return
-	}
+	live := x.choice.Index
 	for _, s := range x.model.Shadows {
-		j := judgement{shadow: s, chosen: s.Judge(&x.asked, x.candidates, x.chosen, x.costs)}
+		j := judgement{shadow: s, chosen: s.Judge(&x.asked, x.candidates, live, x.costs)}
 		if j.chosen < 0 {
 			continue
 		}
 		j.expected = policy.TTFT(&x.asked, &x.candidates[j.chosen])
-		j.same = j.chosen == x.chosen
+		j.same = j.chosen == live
 		x.judged = append(x.judged, j)
 	}
 }

@@ -116,11 +116,11 @@ func (x *exchange) grant(line bool) failure {
 	}
 	now := time.Now()
 	if a := x.model.Admission; a != nil && x.computes() {
-		wait := duration(x.candidates[x.chosen].Wait)
+		wait := durationOf(x.candidates[x.choice.Index].Wait)
 		if line {
 			wait = max(wait, 1) // it does not begin at once
 		}
-		v := a.Admit(now, duration(x.expected), wait, x.budget)
+		v := a.Admit(now, durationOf(x.expected), wait, x.budget)
 		x.verdict = v.Reason
 		if v.Refuse {
 			x.retryAfter = v.RetryAfter
@@ -233,10 +233,10 @@ func (x *exchange) waitKey() waitKey { return waitKey{x.model.Name, x.class.Name
 
 // tellBudget tells the client when its first token is expected, and of its budget.
 func (x *exchange) tellBudget() {
-	if !x.computes() || x.chosen < 0 {
+	if !x.computes() || x.choice.Index < 0 {
 		return
 	}
-	expected := duration(x.expected)
+	expected := durationOf(x.expected)
 	x.extra = append(x.extra, "x-inferrail-predicted-ms: "...)
 	x.extra = append(strconv.AppendInt(x.extra, expected.Round(time.Millisecond).Milliseconds(), 10), crlf...)
 	if x.budget <= 0 {
@@ -246,6 +246,15 @@ func (x *exchange) tellBudget() {
 	x.extra = append(strconv.AppendInt(x.extra, x.budget.Milliseconds(), 10), crlf...)
 	x.extra = append(x.extra, "x-inferrail-over-budget: "...)
 	x.extra = append(strconv.AppendBool(x.extra, expected > x.budget), crlf...)
+}
+
+// durationOf is a number of seconds, as far as it is one.
+func durationOf(seconds float64) time.Duration {
+	const most = float64(24 * time.Hour)
+	if d := seconds * float64(time.Second); d > 0 {
+		return time.Duration(min(d, most))
+	}
+	return 0
 }
 
 // lineUp waits for the request's turn at r. It returns overloaded when it has

@@ -104,15 +104,18 @@ type exchange struct {
 	candidates     []policy.Candidate
 	places         []*Replica // of candidates
 	costs          []float64  // of candidates
-	chosen         int        // which of candidates was picked, -1 for none
-	reason         string     // why
-	expected       float64    // its time to first token, in seconds
 	asked          policy.Request
 	// turned: asked is for this attempt; described: what does not change from one
 	// to the next is in it.
 	turned, described bool
+	choice            policy.Choice
+	choseIn           time.Duration
+	noted             noted
 	judged            []judgement // of the policies beside the live one
 	prefill           prefill
+	// expected are the seconds from sending to the first token, and observed those
+	// it took, below 0 as long as it was not seen.
+	expected, observed float64
 
 	// The response.
 	until    time.Time // when its first byte must be there
@@ -206,8 +209,8 @@ func (x *exchange) begin() {
 	x.http10, x.isHead, x.keepAlive, x.unread, x.reset = false, false, false, false, false
 	x.held = 0
 	x.model, x.replica, x.attempts, x.tried = nil, nil, 0, x.tried[:0]
-	x.asked, x.turned, x.described, x.chosen, x.expected = policy.Request{}, false, false, -1, 0
-	x.judged, x.prefill = x.judged[:0], prefill{}
+	x.asked, x.turned, x.described, x.choice = policy.Request{}, false, false, policy.Choice{Index: -1}
+	x.noted, x.judged, x.prefill, x.expected, x.observed = noted{}, x.judged[:0], prefill{}, 0, -1
 	x.class, x.tenant, x.budget, x.verdict, x.retryAfter = nil, "", 0, "", 0
 	x.taken, x.room, x.displaces = time.Time{}, nil, false
 	x.up, x.left = nil, nil
@@ -647,9 +650,10 @@ func (x *exchange) finish(f failure) {
 		x.comparePrompt(u)
 		x.compareCached(u)
 	}
-	x.learn(u, known)
+	x.learn(f, u, known)
 	x.releaseClaims(x.generated(u, known, f == none))
 	x.settle(f, u, known)
+	x.conclude(f, u, known)
 	x.c.s.requestDone(x, f, u)
 	x.leave()
 	x.giveBack()

@@ -127,6 +127,7 @@ type Replica struct {
 	load        atomic.Pointer[policy.Load]
 	backlog     policy.Backlog
 	calibration policy.Calibration
+	filter      policy.Filter
 	prompts     promptMean  // that were sent there
 	tellsCached atomic.Bool // its engine has told what it had cached of a prompt
 	upstream    upstream
@@ -182,6 +183,9 @@ func (r *Replica) Backlog() *policy.Backlog { return &r.backlog }
 
 // Calibration is what is known of the replica's speed.
 func (r *Replica) Calibration() *policy.Calibration { return &r.calibration }
+
+// Filter is what nlms has learned of the replica.
+func (r *Replica) Filter() *policy.Filter { return &r.filter }
 
 // Evacuate sends the requests that wait for their first byte to other
 // replicas, as far as there are others: this one has failed its health check.

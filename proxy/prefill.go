@@ -54,7 +54,8 @@ func (x *exchange) expectPrefill() {
 		return
 	}
 	streams := x.call.stream || string(x.path) == "/generate_stream"
-	x.replica.backlog.Enter(&p.entry, p.work, streams, now, now.Add(duration(x.expected)))
+	speed := x.replica.calibration.Speed()
+	x.replica.backlog.Enter(&p.entry, p.work, streams, now, speed.Time(p.work))
 	x.replica.prompts.add(p.work.Tokens)
 }
 
@@ -86,6 +87,7 @@ func (x *exchange) firstToken(now time.Time) {
 	}
 	p.first = max(now.Sub(p.sent), 1)
 	r := p.at
+	x.observed = p.first.Seconds()
 	decoding := 0
 	if l := r.load.Load(); l.Fresh(now) {
 		requests, waiting := l.Foreign()
@@ -108,7 +110,7 @@ func (x *exchange) firstToken(now time.Time) {
 	x.c.s.rooms.call()
 	for i := range x.judged {
 		j := &x.judged[i]
-		j.shadow.Settle(p.first.Seconds(), x.expected, j.expected, j.same)
+		j.shadow.Settle(x.observed, x.expected, j.expected, j.same)
 	}
 	x.judged = x.judged[:0]
 }
@@ -129,10 +131,17 @@ func (x *exchange) leaveBacklog() {
 }
 
 // learn learns what the end of an answer has told: u, if known.
-func (x *exchange) learn(u usage, known bool) {
+func (x *exchange) learn(f failure, u usage, known bool) {
 	r, p := x.replica, &x.prefill
-	if r == nil {
+	if r == nil || p.sent.IsZero() {
 		return
+	}
+	if f == none && x.passed && x.status == http.StatusOK && x.computes() && !p.again {
+		n := policy.Total(&x.asked)
+		if known && !u.partial {
+			n = int(min(u.prompt, 1<<30) + min(u.completion, 1<<30))
+		}
+		r.filter.Observe(n, time.Since(p.sent).Seconds())
 	}
 	if known && u.cachedTold && !u.partial && !r.tellsCached.Load() {
 		r.tellsCached.Store(true)
@@ -167,12 +176,3 @@ func (m *promptMean) add(tokens float64) {
 }
 
 func (m *promptMean) get() float64 { return math.Float64frombits(m.bits.Load()) }
-
-// duration is a number of seconds, as far as it is one.
-func duration(seconds float64) time.Duration {
-	const most = float64(24 * time.Hour)
-	if d := seconds * float64(time.Second); d > 0 {
-		return time.Duration(min(d, most))
-	}
-	return 0
-}

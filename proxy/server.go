@@ -119,9 +119,12 @@ type Server struct {
 	// prompts is nil until SetPrompts.
 	prompts atomic.Pointer[prompts]
 	// cache is nil until SetIndex.
-	cache  atomic.Pointer[cache]
-	shards []*shard
-	stats  *stats
+	cache atomic.Pointer[cache]
+	// decisionLog is nil as long as none is wanted.
+	decisionLog atomic.Pointer[decisionLog]
+	journal     journal
+	shards      []*shard
+	stats       *stats
 	// inside brings the requests of HTTP/2 streams to the loop; streams uses it.
 	inside  *http.Transport
 	streams *http2Proxy

@@ -30,14 +30,8 @@ func (m *Model) bySession() bool {
 }
 
 func usesSession(p policy.Policy) bool {
-	if p == nil {
-		return false
-	}
-	switch p.Name() {
-	case "sticky", "nlms":
-		return true
-	}
-	return false
+	_, ok := p.(*policy.Sticky)
+	return ok
 }
 
 // prefixKey stands for how the prompt begins, 0 where that is not known. Prompts of
