@@ -388,7 +388,7 @@ type ownLoad struct {
 func ownLoadOf(r *proxy.Replica, now time.Time) ownLoad {
 	speed := r.Calibration().Speed()
 	w, _ := r.Backlog().Ahead(&speed, now)
-	return ownLoad{now, r.InFlight(), int(w.Prompts), int(w.Tokens)}
+	return ownLoad{now, r.InFlight(), int(math.Round(w.Prompts)), int(math.Round(w.Tokens))}
 }
 
 // most is the larger of each.
@@ -580,6 +580,7 @@ func (s *server) loadDueLocked(c *LoadConfig, own bool, now time.Time) time.Time
 		w.busy = now
 	}
 	pause := c.Interval
+	most := c.MaxAge*3/4 - w.took // the next report is there before this one is too old
 	switch {
 	case w.outcome == reportAbsent:
 		if pause = max(loadProbe, pause); !own {
@@ -588,9 +589,9 @@ func (s *server) loadDueLocked(c *LoadConfig, own bool, now time.Time) time.Time
 	case w.failures > 0:
 		pause = max(min(pause<<min(w.failures, 10), loadRetry), pause)
 	case now.Sub(w.busy) >= idleAfter, w.slow:
-		pause = max(min(loadIdle, c.MaxAge*3/4), pause)
+		pause = max(min(loadIdle, most), pause)
 	default:
-		pause = max(min(loadPart*w.took, c.MaxAge*3/4), pause)
+		pause = max(min(loadPart*w.took, most), pause)
 	}
 	return w.at.Add(pause)
 }

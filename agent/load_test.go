@@ -295,7 +295,9 @@ func TestIdleEnginesAreAskedLess(t *testing.T) {
 	// Its page takes it long to make.
 	f(loadWatch{took: 5 * time.Millisecond}, true, 100*time.Millisecond)
 	f(loadWatch{took: 30 * time.Millisecond}, true, 300*time.Millisecond)
-	f(loadWatch{took: time.Minute}, true, 750*time.Millisecond)
+	f(loadWatch{took: 100 * time.Millisecond}, true, 650*time.Millisecond)
+	f(loadWatch{took: 100 * time.Millisecond}, false, 650*time.Millisecond)
+	f(loadWatch{took: time.Minute}, true, 100*time.Millisecond)
 	// It fails.
 	f(loadWatch{outcome: reportTimeout, failures: 1}, true, 200*time.Millisecond)
 	f(loadWatch{outcome: reportRefused, failures: 100}, true, loadRetry)
