@@ -171,6 +171,7 @@ func (x *exchange) stay(f failure) failure {
 			return none
 		}
 		if f := c.wait(none); f != none {
+			x.message = ""
 			return f
 		}
 		if now := time.Now(); first && !now.Before(until) && now.Before(x.leaveBy) {
