@@ -102,8 +102,10 @@ func (x *exchange) firstToken(now time.Time) {
 		r.calibration.Observe(o)
 	}
 	if a := x.model.Admission; a != nil {
-		a.Observe(now, now.Sub(x.sent))
+		// What it has waited to be taken is no fault of the engines.
+		a.Observe(now, now.Sub(x.taken))
 	}
+	x.c.s.rooms.call()
 	for i := range x.judged {
 		j := &x.judged[i]
 		j.shadow.Settle(x.observed, x.expected, j.expected, j.same)
