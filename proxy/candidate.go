@@ -42,9 +42,9 @@ func (x *exchange) pick(line bool) (r *Replica, full bool) {
 		c := &x.candidates[n]
 		r.describe(c, now)
 		if b := x.blocks; b != nil {
-			found := b.at(r)
+			var found cached
+			found, c.Exact = b.at(r)
 			c.Cached, c.CachedGPU, c.CachedCPU = found.any, found.gpu, found.cpu
-			c.Exact = b.exact(r)
 		}
 	}
 	x.describe()
@@ -101,9 +101,11 @@ func (x *exchange) describe() {
 // promptSize is how many tokens the prompt has, as far as that can be told, but not
 // more than an engine would take: of a longer one it computes nothing.
 func (x *exchange) promptSize() int {
+	if !x.computes() {
+		return 0
+	}
 	n := int64(0)
 	switch {
-	case !x.computes():
 	case x.promptTokens > 0:
 		n = int64(x.promptTokens)
 	case x.blocks != nil:
@@ -118,7 +120,7 @@ func (x *exchange) promptSize() int {
 	if most := x.model.MaxModelLen; most > 0 {
 		n = min(n, most*int64(max(x.sequences(), 1)))
 	}
-	return int(min(n, math.MaxInt32))
+	return int(min(max(n, 1), math.MaxInt32))
 }
 
 // bytesPerSound is what a token of a sound file is taken to have: 30 seconds are
@@ -159,11 +161,10 @@ func (x *exchange) answerSize() int {
 func (r *Replica) describe(c *policy.Candidate, now time.Time) {
 	speed, inside := r.calibration.Speed(), r.InFlight()
 	ahead, wait := r.backlog.Ahead(&speed, now)
-	*c = policy.Candidate{
-		Slot: r.Slot, Key: r.key, Speed: speed, Ahead: ahead, Wait: wait,
-		InFlight: inside + r.Pending(), Decoding: max(inside-int(ahead.Prompts), 0),
-		Share: r.warmth.share(now), Large: r.large.Load(), Filter: r.filter.State(),
-	}
+	*c = policy.Candidate{}
+	c.Slot, c.Key, c.Speed, c.Ahead, c.Wait = r.Slot, r.key, speed, ahead, wait
+	c.InFlight, c.Decoding = inside+r.Pending(), max(inside-int(ahead.Prompts), 0)
+	c.Share, c.Large, c.Filter = r.warmth.share(now), r.large.Load(), r.filter.State()
 	l := r.load.Load()
 	if !l.Fresh(now) {
 		return
@@ -176,6 +177,13 @@ func (r *Replica) describe(c *policy.Candidate, now time.Time) {
 	}
 	c.KV, c.Queued, c.HitRate = l.KV, l.Waiting, l.HitRate
 	c.VRAMFree, c.VRAMTotal = l.VRAMFree, l.VRAMTotal
+}
+
+// decoding is how many sequences the replica generates at now.
+func (r *Replica) decoding(now time.Time) int {
+	var c policy.Candidate
+	r.describe(&c, now)
+	return c.Decoding
 }
 
 // takeDecision makes candidates, places and costs empty.

@@ -121,6 +121,7 @@ func TestExplainChangesNothing(t *testing.T) {
 	state := &ModelState{}
 	c.change(func(m *Model) { m.Policy, m.Shadows, m.State = policy.RoundRobin{}, []*policy.Shadow{shadow}, state })
 	c.ask(completion(words(40)))
+	eventually(t, 20*time.Second, "the client's connection is gone", func() bool { return c.s.Datapath().Connections == 0 })
 	k := key("k", policy.Rates{Requests: 10, InputTokens: 1000})
 	c.s.SetAccess(NewAccess([]*Key{k}, nil))
 	look := func() string {
@@ -172,7 +173,7 @@ func TestExplainNamesWhoIsFull(t *testing.T) {
 		}
 		return d
 	}
-	if d := explain(); d.Winner == "" || d.Waits || d.Exact || d.Why == "" {
+	if d := explain(); d.Winner == "" || d.Waits != "" || d.Exact || d.Why == "" {
 		t.Errorf("at first: %+v", d)
 	}
 	var clients []*client
@@ -189,7 +190,7 @@ func TestExplainNamesWhoIsFull(t *testing.T) {
 	}
 	fill(2)
 	d := explain()
-	if d.Winner != "e1" || d.Waits {
+	if d.Winner != "e1" || d.Waits != "" {
 		t.Errorf("with a place left: %+v", d)
 	}
 	at := slices.IndexFunc(d.Replicas, func(r Considered) bool { return r.Replica == "e0" })
@@ -197,7 +198,7 @@ func TestExplainNamesWhoIsFull(t *testing.T) {
 		t.Errorf("a full replica: %+v", d.Replicas)
 	}
 	fill(1)
-	if d := explain(); d.Winner != "e1" || !d.Waits {
+	if d := explain(); d.Winner != "e1" || d.Waits != "in the line of e1" {
 		t.Errorf("when all are full and one has a line: %+v", d)
 	}
 	r.replicas[1].SetBounds(2, 0)

@@ -95,6 +95,9 @@ type ModelState struct {
 	room  room
 }
 
+// Waiting is how many of the model's requests wait instead of being refused.
+func (s *ModelState) Waiting() int { return int(s.room.waiting.Load()) }
+
 // Replica is one engine endpoint. The agent makes it with NewReplica, keeps it
 // across snapshots for as long as the endpoint is a member, and closes it when
 // it has left and its last request has ended. Its methods may be called from
@@ -173,7 +176,11 @@ func (r *Replica) SlowStart(now time.Time, d time.Duration) {
 func (r *Replica) Share(now time.Time) float64 { return r.warmth.share(now) }
 
 // SetLoad says what the engine has told of its load; nil that nothing is known.
-func (r *Replica) SetLoad(l *policy.Load) { r.load.Store(l) }
+func (r *Replica) SetLoad(l *policy.Load) {
+	r.load.Store(l)
+	_, waiting := l.Foreign()
+	r.backlog.Disturbed(waiting > 0)
+}
 
 // Load is what SetLoad was told last.
 func (r *Replica) Load() *policy.Load { return r.load.Load() }

@@ -22,6 +22,8 @@ type prefill struct {
 	// cache, and work what there is to compute besides.
 	cached int
 	work   policy.Work
+	// streams: a stream is asked for, whose first token can be seen.
+	streams bool
 	// sequences is how many prompts there are. exact: cached is known from the
 	// engine's own events, or it must be nothing.
 	sequences int
@@ -47,15 +49,18 @@ func (x *exchange) expectPrefill() {
 	}
 	p.at, p.sent = x.replica, now
 	p.sequences = x.sequences()
-	p.exact = x.call.uncached(x.path) || x.blocks != nil && x.blocks.exact(x.replica)
+	p.exact = x.call.uncached(x.path)
+	if b := x.blocks; b != nil && !p.exact {
+		_, p.exact = b.at(x.replica)
+	}
 	p.work = x.workWith(p.cached)
 	if p.work == (policy.Work{}) {
 		p.at = nil // nothing is to be computed
 		return
 	}
-	streams := x.call.stream || string(x.path) == "/generate_stream"
+	p.streams = x.call.stream || string(x.path) == "/generate_stream"
 	speed := x.replica.calibration.Speed()
-	x.replica.backlog.Enter(&p.entry, p.work, streams, now, speed.Time(p.work))
+	x.replica.backlog.Enter(&p.entry, p.work, p.streams, now, speed.Time(p.work))
 	x.replica.prompts.add(p.work.Tokens)
 }
 
@@ -88,17 +93,10 @@ func (x *exchange) firstToken(now time.Time) {
 	p.first = max(now.Sub(p.sent), 1)
 	r := p.at
 	x.observed = p.first.Seconds()
-	decoding := 0
-	if l := r.load.Load(); l.Fresh(now) {
-		requests, waiting := l.Foreign()
-		decoding = requests - waiting
-	}
-	ahead, _ := r.backlog.Ahead(&policy.Speed{}, now)
-	decoding += max(r.InFlight()-int(ahead.Prompts), 0)
-	o, ok := r.backlog.First(&p.entry, decoding, now)
+	o, ok := r.backlog.First(&p.entry, r.decoding(now), now)
 	switch {
 	case !ok || p.again:
-	case x.tellsCached() && !p.exact:
+	case o.Own && x.tellsCached() && !p.exact:
 		p.seen, p.waits = o, true
 	default:
 		r.calibration.Observe(o)
@@ -113,6 +111,19 @@ func (x *exchange) firstToken(now time.Time) {
 		j.shadow.Settle(x.observed, x.expected, j.expected, j.same)
 	}
 	x.judged = x.judged[:0]
+}
+
+// prefilledWhole notes that an answer has come that is no stream: the prompt is
+// computed, and how long that took cannot be told from it.
+func (x *exchange) prefilledWhole() {
+	p := &x.prefill
+	if p.at != nil && !p.streams && x.response.status == http.StatusOK {
+		now := time.Now()
+		if o, ok := p.at.backlog.First(&p.entry, p.at.decoding(now), now); ok && !o.Own {
+			p.at.calibration.Observe(o)
+		}
+	}
+	x.leaveBacklog()
 }
 
 // tellsCached reports that the end of the answer is expected to tell how much of
