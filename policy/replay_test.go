@@ -210,6 +210,8 @@ func (v *view) report(e *engine, now time.Time) {
 	}
 	l.Follow(v.load)
 	v.load = l
+	_, others := l.Foreign()
+	v.backlog.Disturbed(others > 0)
 }
 
 // leastTimes are what no policy can be better than: every replica has in its cache what
