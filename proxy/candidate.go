@@ -88,9 +88,11 @@ func (x *exchange) describe() {
 // promptSize is how many tokens the prompt has, as far as that can be told, but not
 // more than an engine would take: of a longer one it computes nothing.
 func (x *exchange) promptSize() int {
+	if !x.computes() {
+		return 0
+	}
 	n := int64(0)
 	switch {
-	case !x.computes():
 	case x.promptTokens > 0:
 		n = int64(x.promptTokens)
 	case x.blocks != nil:
@@ -105,7 +107,7 @@ func (x *exchange) promptSize() int {
 	if most := x.model.MaxModelLen; most > 0 {
 		n = min(n, most*int64(max(x.sequences(), 1)))
 	}
-	return int(min(n, math.MaxInt32))
+	return int(min(max(n, 1), math.MaxInt32))
 }
 
 // bytesPerSound is what a token of a sound file is taken to have: 30 seconds are
@@ -163,6 +165,13 @@ func (r *Replica) describe(c *policy.Candidate, now time.Time) {
 	}
 	c.KV, c.Queued, c.HitRate = l.KV, l.Waiting, l.HitRate
 	c.VRAMFree, c.VRAMTotal = l.VRAMFree, l.VRAMTotal
+}
+
+// decoding is how many sequences the replica generates at now.
+func (r *Replica) decoding(now time.Time) int {
+	var c policy.Candidate
+	r.describe(&c, now)
+	return c.Decoding
 }
 
 // takeDecision makes candidates, places and costs empty.

@@ -481,7 +481,7 @@ func (x *exchange) respond() failure {
 	if !h.events {
 		// It has ended what is asked for here.
 		x.prefilled()
-		x.leaveBacklog()
+		x.prefilledWhole()
 	}
 	x.takePrefilled()
 	x.answered, x.passed = true, true

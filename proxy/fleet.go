@@ -170,7 +170,11 @@ func (r *Replica) SlowStart(now time.Time, d time.Duration) {
 func (r *Replica) Share(now time.Time) float64 { return r.warmth.share(now) }
 
 // SetLoad says what the engine has told of its load; nil that nothing is known.
-func (r *Replica) SetLoad(l *policy.Load) { r.load.Store(l) }
+func (r *Replica) SetLoad(l *policy.Load) {
+	r.load.Store(l)
+	_, waiting := l.Foreign()
+	r.backlog.Disturbed(waiting > 0)
+}
 
 // Load is what SetLoad was told last.
 func (r *Replica) Load() *policy.Load { return r.load.Load() }

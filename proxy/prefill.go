@@ -22,6 +22,8 @@ type prefill struct {
 	// cache, and work what there is to compute besides.
 	cached int
 	work   policy.Work
+	// streams: a stream is asked for, whose first token can be seen.
+	streams bool
 	// sequences is how many prompts there are. exact: cached is known from the
 	// engine's own events, or it must be nothing.
 	sequences int
@@ -53,8 +55,9 @@ func (x *exchange) expectPrefill() {
 		p.at = nil // nothing is to be computed
 		return
 	}
-	streams := x.call.stream || string(x.path) == "/generate_stream"
-	x.replica.backlog.Enter(&p.entry, p.work, streams, now, now.Add(duration(x.expected)))
+	p.streams = x.call.stream || string(x.path) == "/generate_stream"
+	speed := x.replica.calibration.Speed()
+	x.replica.backlog.Enter(&p.entry, p.work, p.streams, now, speed.Time(p.work))
 	x.replica.prompts.add(p.work.Tokens)
 }
 
@@ -87,17 +90,10 @@ func (x *exchange) firstToken(now time.Time) {
 	p.first = max(now.Sub(p.sent), 1)
 	r := p.at
 	x.observed = p.first.Seconds()
-	decoding := 0
-	if l := r.load.Load(); l.Fresh(now) {
-		requests, waiting := l.Foreign()
-		decoding = requests - waiting
-	}
-	ahead, _ := r.backlog.Ahead(&policy.Speed{}, now)
-	decoding += max(r.InFlight()-int(ahead.Prompts), 0)
-	o, ok := r.backlog.First(&p.entry, decoding, now)
+	o, ok := r.backlog.First(&p.entry, r.decoding(now), now)
 	switch {
 	case !ok || p.again:
-	case x.tellsCached() && !p.exact:
+	case o.Own && x.tellsCached() && !p.exact:
 		p.seen, p.waits = o, true
 	default:
 		r.calibration.Observe(o)
@@ -110,6 +106,19 @@ func (x *exchange) firstToken(now time.Time) {
 		j.shadow.Settle(x.observed, x.expected, j.expected, j.same)
 	}
 	x.judged = x.judged[:0]
+}
+
+// prefilledWhole notes that an answer has come that is no stream: the prompt is
+// computed, and how long that took cannot be told from it.
+func (x *exchange) prefilledWhole() {
+	p := &x.prefill
+	if p.at != nil && !p.streams && x.response.status == http.StatusOK {
+		now := time.Now()
+		if o, ok := p.at.backlog.First(&p.entry, p.at.decoding(now), now); ok && !o.Own {
+			p.at.calibration.Observe(o)
+		}
+	}
+	x.leaveBacklog()
 }
 
 // tellsCached reports that the end of the answer is expected to tell how much of
@@ -173,12 +182,3 @@ func (m *promptMean) add(tokens float64) {
 }
 
 func (m *promptMean) get() float64 { return math.Float64frombits(m.bits.Load()) }
-
-// duration is a number of seconds, as far as it is one.
-func duration(seconds float64) time.Duration {
-	const most = float64(24 * time.Hour)
-	if d := seconds * float64(time.Second); d > 0 {
-		return time.Duration(min(d, most))
-	}
-	return 0
-}
