@@ -43,9 +43,14 @@ func (*KVAware) Name() string { return "kv_aware" }
 
 // Score implements Policy.
 func (p *KVAware) Score(r *Request, candidates []Candidate, costs []float64) float64 {
-	least, span := queues(candidates)
+	least, most := math.Inf(1), 0.0
 	for i := range candidates {
-		prefix, queue, kv := p.terms(r, &candidates[i], least, span)
+		q := candidates[i].queue()
+		least, most = min(least, q), max(most, q)
+		costs[i] = q
+	}
+	for i := range candidates {
+		prefix, queue, kv := p.terms(r, &candidates[i], costs[i]-least, most-least)
 		costs[i] = prefix + queue + kv
 	}
 	return 0
@@ -53,17 +58,21 @@ func (p *KVAware) Score(r *Request, candidates []Candidate, costs []float64) flo
 
 // AppendTerms implements Explainer.
 func (p *KVAware) AppendTerms(dst []Term, r *Request, candidates []Candidate, i int) []Term {
-	least, span := queues(candidates)
-	prefix, queue, kv := p.terms(r, &candidates[i], least, span)
+	least, most := math.Inf(1), 0.0
+	for k := range candidates {
+		q := candidates[k].queue()
+		least, most = min(least, q), max(most, q)
+	}
+	prefix, queue, kv := p.terms(r, &candidates[i], candidates[i].queue()-least, most-least)
 	return append(dst, Term{"prefix", prefix}, Term{"queue", queue}, Term{"kv", kv})
 }
 
-// terms are the parts of the candidate's cost, where the shortest queue is least
-// and the longest longer by span.
-func (p *KVAware) terms(r *Request, c *Candidate, least, span float64) (prefix, queue, kv float64) {
+// terms are the parts of the candidate's cost. Its queue is longer than the shortest
+// one by longer, and the longest one by span.
+func (p *KVAware) terms(r *Request, c *Candidate, longer, span float64) (prefix, queue, kv float64) {
 	prefix = p.prefix * (1 - p.cached(r, c))
 	if span > 0 {
-		queue = p.queue * part((c.queue()-least)/span)
+		queue = p.queue * part(longer/span)
 	}
 	return prefix, queue, p.kv * part(c.KV)
 }
@@ -77,16 +86,6 @@ func (p *KVAware) cached(r *Request, c *Candidate) float64 {
 	cpu := min(max(c.CachedCPU, 0), any)
 	gpu := min(max(c.CachedGPU, 0), cpu)
 	return (float64(gpu) + p.cpu*float64(cpu-gpu) + p.disk*float64(any-cpu)) / float64(r.Tokens)
-}
-
-// queues are the shortest queue and how much longer the longest is.
-func queues(candidates []Candidate) (least, span float64) {
-	least, most := math.Inf(1), 0.0
-	for i := range candidates {
-		q := candidates[i].queue()
-		least, most = min(least, q), max(most, q)
-	}
-	return least, most - least
 }
 
 // queue is how many prompts would wait for their first token, with one more, for

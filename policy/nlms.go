@@ -73,13 +73,11 @@ func (*NLMS) Name() string { return "nlms" }
 // Score implements Policy.
 func (p *NLMS) Score(r *Request, candidates []Candidate, costs []float64) float64 {
 	n, tiers := float64(Total(r)), tiered(candidates)
+	var t [8]float64
 	for i := range candidates {
-		t := p.terms(r, n, tiers, &candidates[i])
-		cost := 0.0
-		for _, x := range t {
-			cost += x
-		}
-		if math.IsNaN(cost) {
+		p.terms(&t, r, n, tiers, &candidates[i])
+		cost := t[0] + t[1] + t[2] + t[3] + t[4] + t[5] + t[6] + t[7]
+		if math.IsNaN(cost) || math.IsInf(cost, -1) {
 			cost = math.Inf(1)
 		}
 		costs[i] = cost
@@ -89,16 +87,18 @@ func (p *NLMS) Score(r *Request, candidates []Candidate, costs []float64) float6
 
 // AppendTerms implements Explainer.
 func (p *NLMS) AppendTerms(dst []Term, r *Request, candidates []Candidate, i int) []Term {
-	t := p.terms(r, float64(Total(r)), tiered(candidates), &candidates[i])
+	var t [8]float64
+	p.terms(&t, r, float64(Total(r)), tiered(candidates), &candidates[i])
 	for k, name := range [...]string{"wait", "response", "tier", "vram", "kv", "queue", "prefix", "cache"} {
 		dst = append(dst, Term{name, t[k]})
 	}
 	return dst
 }
 
-// terms are the parts of the candidate's cost, as AppendTerms names them, for a
-// request of n tokens.
-func (p *NLMS) terms(r *Request, n float64, tiers bool, c *Candidate) (t [8]float64) {
+// terms sets t to the parts of the candidate's cost, as AppendTerms names them, for
+// a request of n tokens.
+func (p *NLMS) terms(t *[8]float64, r *Request, n float64, tiers bool, c *Candidate) {
+	*t = [8]float64{}
 	y := c.Filter.predict(n)
 	mean := c.Filter.Mean
 	if c.Filter.Samples == 0 {
@@ -124,14 +124,15 @@ func (p *NLMS) terms(r *Request, n float64, tiers bool, c *Candidate) (t [8]floa
 	t[4] = p.kv * part(c.KV)
 	t[5] = p.queue * float64(max(c.Queued, 0))
 	t[6] = -p.prefix * part(c.HitRate)
-	if cached := min(max(c.Cached, 0), max(r.Tokens, 0)); cached > 0 {
-		saved := c.Speed.Time(Prefill(r.Tokens, 0)) - c.Speed.Time(Prefill(r.Tokens-cached, cached))
+	if cached := float64(min(c.Cached, r.Tokens)); cached > 0 {
+		// Of a prompt's Work it is cached tokens, and their attention among
+		// themselves.
+		saved := c.Speed.A*cached + c.Speed.B*cached*cached/2
 		t[7] = -p.bonus
 		if saved > 0 && !math.IsInf(saved, 1) {
 			t[7] -= p.cache * saved * 1e3
 		}
 	}
-	return t
 }
 
 // tiered reports whether one of the candidates is meant for large requests.
@@ -220,12 +221,13 @@ type filterWords [5]atomic.Uint64
 
 // Observe takes a response that has succeeded: how many tokens the prompt and the
 // answer had together, by the engine's count or else Total, and how many seconds it
-// has taken from the request on. What cannot be is left out.
+// has taken from the request on. What cannot be, more than MostTTFT included, is left
+// out.
 func (f *Filter) Observe(tokens int, seconds float64) FilterState {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	s := f.State()
-	if !(seconds >= 0) || math.IsInf(seconds, 1) || tokens < 1 {
+	if !(seconds >= 0 && seconds <= MostTTFT) || tokens < 1 {
 		return s
 	}
 	s = s.observe(float64(min(tokens, mostTokens)), seconds*1e3)

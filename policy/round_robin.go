@@ -5,22 +5,22 @@ import (
 	"slices"
 )
 
-// RoundRobin gives each replica its turn: the candidates in the order of their
-// slots, the one at Request.Turn modulo their number. It costs nothing to choose
-// that one, and 1 to choose another. It knows neither load nor caches: it is there
-// to compare with, and for replicas and requests that are all alike.
+// RoundRobin gives each replica its turn: of the candidates, which have an order by
+// their slots, the one at Request.Turn modulo their number. It costs nothing to
+// choose that one, and 1 to choose another. It knows neither load nor caches: it is
+// there to compare with, and for replicas and requests that are all alike.
 //
-// Which of them are candidates can change from one decision to the next, in step
-// with the turns: every third fails, say, and is tried again among those that are
-// left. Then the same one of those would be hit each time. So after rounds rounds
-// the order begins at another place, drawn from their number and Turn. Among
-// candidates that stay the same each still has exactly one turn a round.
+// Which of them are candidates changes in step with the turns when one fails and the
+// request is tried again among the others: that takes the turn of whoever comes next,
+// so that in an order which never changed it would come next for ever and be left
+// out. So the order is shuffled, by the number of candidates and Turn, after rounds
+// rounds. Among candidates that stay the same each has exactly one turn a round.
 //
 // A replica that takes part of its share takes that part of its turns. The rest go
 // to the others, by their shares, at random. The zero value is ready.
 type RoundRobin struct{}
 
-// rounds is after how many rounds the order begins elsewhere.
+// rounds is after how many rounds there is another order.
 const rounds = 16
 
 // Name implements Policy.
@@ -53,10 +53,20 @@ func (RoundRobin) Score(r *Request, candidates []Candidate, costs []float64) flo
 	return 0
 }
 
-// turnOf is the place in the order of n whose turn it is.
+// turnOf is the place, of n, whose turn it is: shuffled by exchanging it with its
+// partner in a few random pairings, or not (Hoang, Morris, Rogaway, "An Enciphering
+// Scheme Based on a Card Shuffle", 2012).
 func turnOf(turn, n uint64) int {
-	first := mix(mix(n)+turn/n/rounds) % n
-	return int((first + turn%n) % n)
+	place := turn % n
+	key := mix(mix(n) + turn/n/rounds)
+	for range 8 {
+		key = mix(key)
+		partner := (key%n + n - place) % n
+		if mix(key^max(place, partner))&1 == 0 {
+			place = partner
+		}
+	}
+	return int(place)
 }
 
 // slotAt is the slot at a place in the order of the candidates' slots. scratch has
