@@ -46,6 +46,7 @@ type Config struct {
 	Datapath  DatapathConfig  `yaml:"datapath"`
 	Routing   RoutingConfig   `yaml:"routing"`
 	Health    HealthConfig    `yaml:"health"`
+	Load      LoadConfig      `yaml:"load"`
 	Retry     RetryConfig     `yaml:"retry"`
 	Tokenizer TokenizerConfig `yaml:"tokenizer"`
 	Index     IndexConfig     `yaml:"index"`
@@ -129,6 +130,12 @@ type ReplicaConfig struct {
 	// replica of its own, ID/0 to ID/N-1, unless there is one only. 0: the
 	// engine's pages tell.
 	DataParallel int `yaml:"data_parallel"`
+	// Tier says which requests it is meant for, small or large ones, to the
+	// policy nlms. Empty is small.
+	Tier string `yaml:"tier"`
+	// VRAM is the memory of its GPUs, of which Ollama tells how much its models
+	// have. 0: it is not known how much is free.
+	VRAM Bytes `yaml:"vram"`
 }
 
 // IndexConfig is about what is known of the engines' KV caches.
@@ -215,6 +222,17 @@ type HealthConfig struct {
 	SlowStart time.Duration `yaml:"slow_start"`
 }
 
+// LoadConfig says how engines are asked for their load.
+type LoadConfig struct {
+	// Interval is the time between two reports of an engine that has something
+	// to do.
+	Interval time.Duration `yaml:"interval"`
+	// Timeout bounds one.
+	Timeout time.Duration `yaml:"timeout"`
+	// MaxAge is how old a report may be used, from when it was asked for.
+	MaxAge time.Duration `yaml:"max_age"`
+}
+
 // ServerConfig bounds clients' requests.
 type ServerConfig struct {
 	// IdleTimeout closes a client connection that asks nothing.
@@ -288,6 +306,7 @@ func DefaultConfig() Config {
 			MaxEjectionPercent: 50,
 			SlowStart:          10 * time.Second,
 		},
+		Load:      LoadConfig{Interval: 100 * time.Millisecond, Timeout: 500 * time.Millisecond, MaxAge: time.Second},
 		Retry:     RetryConfig{MaxAttempts: 3, Backoff: 25 * time.Millisecond},
 		Tokenizer: TokenizerConfig{Workers: 2, MaxWait: 50 * time.Millisecond, CacheBytes: 256 << 20},
 		Index:     IndexConfig{MaxBytes: 1 << 30, DefaultCapacity: 16384},
@@ -388,6 +407,7 @@ func (c *Config) Validate() error {
 	}
 
 	c.validateHealth(&p)
+	c.validateLoad(&p)
 	if n := c.Retry.MaxAttempts; n < 1 {
 		p.add("retry.max_attempts", "%d is below 1; the first attempt counts", n)
 	}
@@ -467,6 +487,17 @@ func (c *Config) validateHealth(p *problems) {
 	}
 	if h.SlowStart < 0 {
 		p.add("health.slow_start", "%v is negative; 0s is none", h.SlowStart)
+	}
+}
+
+func (c *Config) validateLoad(p *problems) {
+	l := &c.Load
+	if p.positive("load.interval", l.Interval); l.Interval < leastInterval {
+		p.add("load.interval", "%v is below %v; engines would do little else than to tell their load", l.Interval, leastInterval)
+	}
+	p.positive("load.timeout", l.Timeout)
+	if l.MaxAge < 2*l.Interval {
+		p.add("load.max_age", "%v is less than twice load.interval (%v); most of the time there would be no report that may be used", l.MaxAge, l.Interval)
 	}
 }
 
@@ -682,6 +713,14 @@ func (c *Config) validateReplicas(p *problems) {
 		}
 		if n := r.DataParallel; n < 0 || n > mostRanks {
 			p.add(path+".data_parallel", "%d is outside 0 to %d; leave it out to ask the engine", n, mostRanks)
+		}
+		if r.Tier != "" {
+			p.oneOf(path+".tier", r.Tier, "small", "large")
+		}
+		if r.VRAM < 0 {
+			p.add(path+".vram", "%d is negative; leave it out when it is not known", int64(r.VRAM))
+		} else if r.VRAM > 0 && r.Engine != "" && r.Engine != "ollama" {
+			p.add(path+".vram", "is set, and engine is %s, which does not tell how much of it is in use; only ollama does. Remove it", r.Engine)
 		}
 	}
 	for i, r := range c.Replicas {

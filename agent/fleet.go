@@ -711,6 +711,8 @@ func (f *fleet) status() any {
 		Models   []string   `json:"models"`
 		// Cache is what is known of the engine's KV cache.
 		Cache cacheStatus `json:"kv_cache"`
+		// Load is what it tells of its load.
+		Load loadStatus `json:"load"`
 	}
 	type model struct {
 		Name     string   `json:"name"`
@@ -737,7 +739,7 @@ func (f *fleet) status() any {
 		row := replica{
 			m.replica.Slot, m.id, m.url, m.source, m.cfg.Engine, m.vitals.standing.String(), m.takesRequests(),
 			m.reason(), nil, m.vitals.ejections, m.vitals.failedChecks, m.replica.Failures(),
-			m.replica.Share(now), m.replica.InFlight(), m.replica.Pending(), names(m.models), m.cacheStatusLocked()}
+			m.replica.Share(now), m.replica.InFlight(), m.replica.Pending(), names(m.models), m.cacheStatusLocked(), m.loadStatusLocked(now)}
 		row.Cache.State, row.Cache.StateWhy = caches[m.replica.Slot].state, caches[m.replica.Slot].why
 		if until := m.vitals.until; !until.IsZero() {
 			row.Until = &until
