@@ -198,7 +198,7 @@ type RoutingConfig struct {
 	// how they would have done.
 	Shadows []ShadowConfig `yaml:"shadows"`
 	// SessionHeader is the request header by which clients name the session that a
-	// request belongs to; empty is none.
+	// request belongs to; empty is x-session-id.
 	SessionHeader string `yaml:"session_header"`
 }
 

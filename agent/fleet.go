@@ -448,7 +448,7 @@ func (f *fleet) publishLocked() {
 	cfg := f.cfg.Load()
 	newModel := func(name string) *proxy.Model {
 		chosen := f.policies.of(cfg, name)
-		model := &proxy.Model{Name: name, Policy: chosen.live, Shadows: chosen.shadows}
+		model := &proxy.Model{Name: name, Policy: chosen.live, Shadows: chosen.shadows, SessionHeader: chosen.sessionHeader}
 		s.Models[name] = model
 		return model
 	}

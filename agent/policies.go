@@ -55,6 +55,14 @@ func (c *Config) shadowsOf(m *ModelConfig) []ShadowConfig {
 	return slices.Concat(c.Routing.Shadows, m.Shadows)
 }
 
+// sessionHeader is the header by which a model's clients name sessions.
+func (c *Config) sessionHeader(m *ModelConfig) string {
+	if m.SessionHeader != "" {
+		return m.SessionHeader
+	}
+	return c.Routing.SessionHeader
+}
+
 func (c *Config) validateRouting(p *problems) {
 	r := &c.Routing
 	p.policy("routing.default_policy", "routing.weights", r.DefaultPolicy, r.Weights)
@@ -156,8 +164,9 @@ type chosen struct {
 	weights Weights
 	specs   []ShadowConfig
 
-	live    policy.Policy
-	shadows []*policy.Shadow // as specs
+	live          policy.Policy
+	shadows       []*policy.Shadow // as specs
+	sessionHeader string
 }
 
 // of are the policies of a model. The configuration is valid.
@@ -167,7 +176,7 @@ func (p *policies) of(cfg *Config, model string) *chosen {
 		mc = &cfg.Models[i]
 	}
 	name, weights := cfg.chosenBy(mc)
-	next := &chosen{name: name, weights: weights, specs: cfg.shadowsOf(mc)}
+	next := &chosen{name: name, weights: weights, specs: cfg.shadowsOf(mc), sessionHeader: cfg.sessionHeader(mc)}
 	was := p.models[model]
 	if was == nil || was.name != name || !maps.Equal(was.weights, weights) {
 		// What shadows have counted was beside another policy.

@@ -81,7 +81,7 @@ func TestWeightsOfModels(t *testing.T) {
 
 // The fleet gives each model its own, those that only engines name too.
 func TestFleetHasPolicies(t *testing.T) {
-	cfg := readConfig(t, "routing: {default_policy: cost_model, shadows: [least_request]}\nmodels: [{name: m, policy: least_request, shadows: [cost_model]}]")
+	cfg := readConfig(t, "routing: {default_policy: cost_model, shadows: [least_request]}\nmodels: [{name: m, policy: least_request, shadows: [cost_model], session_header: x-chat}]")
 	var published *proxy.Fleet
 	f := newFleet(cfg, testLog(t), func(s *proxy.Fleet) { published = s }, func([]netip.AddrPort) {})
 	defer f.close()
@@ -94,6 +94,9 @@ func TestFleetHasPolicies(t *testing.T) {
 	m := publish()
 	if m.Policy.Name() != "least_request" || len(m.Shadows) != 2 || m.Shadows[0].Policy.Name() != "least_request" || m.Shadows[1].Policy.Name() != "cost_model" {
 		t.Errorf("m has %s and %d shadows", m.Policy.Name(), len(m.Shadows))
+	}
+	if m.SessionHeader != "x-chat" {
+		t.Errorf("sessions are named by %q", m.SessionHeader)
 	}
 	if again := publish(); again == m || !slices.Equal(again.Shadows, m.Shadows) {
 		t.Error("the next snapshot has other shadows")

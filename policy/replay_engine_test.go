@@ -31,7 +31,7 @@ type engine struct {
 	engineModel
 	slow     float64 // how many times longer all takes
 	cache    *lru
-	queue    []*job // the first is being prefilled once it is started
+	queue    []*visit // the first is being prefilled once it is started
 	started  bool
 	ends     float64 // of its prefill
 	now      float64
@@ -39,11 +39,11 @@ type engine struct {
 	progress float64 // tokens that a sequence decoded from the start on would have
 	kvUsed   int
 
-	first, done func(j *job, at float64)
+	first, done func(j *visit, at float64)
 }
 
-// job is a request at an engine.
-type job struct {
+// visit is a request at an engine.
+type visit struct {
 	*arrival
 	index    int
 	cached   int
@@ -54,7 +54,7 @@ type job struct {
 	entry    Entry
 }
 
-func newEngine(m engineModel, ids int, first, done func(*job, float64)) *engine {
+func newEngine(m engineModel, ids int, first, done func(*visit, float64)) *engine {
 	return &engine{engineModel: m, slow: 1, cache: newLRU(m.blocks, ids), first: first, done: done}
 }
 
@@ -80,7 +80,7 @@ func (e *engine) wait() float64 {
 }
 
 // arrive adds a request at e.now.
-func (e *engine) arrive(j *job) {
+func (e *engine) arrive(j *visit) {
 	j.arrives = e.now
 	j.cached = e.cached(j.arrival)
 	e.cache.add(j.full())
@@ -135,7 +135,7 @@ func (e *engine) advance(t float64) {
 			heap.Push(&e.decoding, j)
 			e.first(j, e.now)
 		} else {
-			j := heap.Pop(&e.decoding).(*job)
+			j := heap.Pop(&e.decoding).(*visit)
 			e.kvUsed -= j.input + j.output
 			e.done(j, e.now)
 		}
@@ -144,12 +144,12 @@ func (e *engine) advance(t float64) {
 }
 
 // ends are the sequences that are decoded, the first to end first.
-type ends []*job
+type ends []*visit
 
 func (h ends) Len() int           { return len(h) }
 func (h ends) Less(a, b int) bool { return h[a].end < h[b].end }
 func (h ends) Swap(a, b int)      { h[a], h[b] = h[b], h[a] }
-func (h *ends) Push(j any)        { *h = append(*h, j.(*job)) }
+func (h *ends) Push(j any)        { *h = append(*h, j.(*visit)) }
 func (h *ends) Pop() any {
 	last := len(*h) - 1
 	j := (*h)[last]

@@ -85,14 +85,14 @@ func (r *replay) run(tr *trace) *outcome {
 			}
 			views[a] = append(views[a], v)
 		}
-		engines[i] = newEngine(m, tr.ids, func(j *job, at float64) {
+		engines[i] = newEngine(m, tr.ids, func(j *visit, at float64) {
 			out.ttft[j.index] = (at - j.arrives) * 1e3
 			v := j.view
 			if o, ok := v.backlog.First(&j.entry, v.decoding, clock(at)); ok {
 				v.calibration.Observe(o)
 			}
 			v.decoding++
-		}, func(j *job, at float64) {
+		}, func(j *visit, at float64) {
 			v := j.view
 			v.backlog.Leave(&j.entry, clock(at))
 			v.filter.Observe(j.input+j.output, at-j.arrives)
@@ -130,9 +130,9 @@ func (r *replay) run(tr *trace) *outcome {
 		}
 		i := Choose(r.policy, req, candidates, costs).Index
 		e, v, c := engines[i], mine[i], &candidates[i]
-		j := &job{arrival: a, index: k, view: v}
+		j := &visit{arrival: a, index: k, view: v}
 		w := Prefill(a.input-c.Cached, c.Cached)
-		v.backlog.Enter(&j.entry, w, true, now, now)
+		v.backlog.Enter(&j.entry, w, true, now, c.Speed.Time(w))
 		v.prompt += (w.Tokens - v.prompt) / 16
 		v.inFlight++
 		if v.cache != nil {
