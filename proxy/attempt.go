@@ -170,6 +170,7 @@ func (x *exchange) leave() {
 		if gate.free() {
 			x.c.s.lines.callFirst()
 		}
+		x.c.s.rooms.call()
 	}
 }
 

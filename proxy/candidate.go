@@ -32,7 +32,7 @@ func (x *exchange) pick(line bool) (r *Replica, full bool) {
 		if len(x.tried) > 0 && slices.Contains(x.tried, r) {
 			continue
 		}
-		if line && !r.gate.roomy() || !line && !r.gate.free() {
+		if line && !x.mayLineUp(r) || !line && !r.gate.free() {
 			full = true
 			continue
 		}
@@ -56,6 +56,19 @@ func (x *exchange) pick(line bool) (r *Replica, full bool) {
 		return x.places[i], full
 	}
 	return nil, full
+}
+
+// expectAnew says what is expected at now of the replica that was picked, after the
+// request has waited for its turn there.
+func (x *exchange) expectAnew(now time.Time) {
+	if x.choice.Index < 0 {
+		return
+	}
+	c := &x.candidates[x.choice.Index]
+	was := *c
+	x.places[x.choice.Index].describe(c, now)
+	c.Cached, c.CachedGPU, c.CachedCPU, c.Exact = was.Cached, was.CachedGPU, was.CachedCPU, was.Exact
+	x.expected = policy.TTFT(&x.asked, c)
 }
 
 // state is what the model's decisions share.

@@ -77,17 +77,34 @@ type exchange struct {
 	reserved  policy.Charge
 	asksUsage bool // the client did not, so its answer must not hold it
 
+	// Whose it is, and what it is granted. budget is the time to its first token, 0
+	// for no bound; verdict what admission has said last, retryAfter when it says
+	// that there will be room.
+	class      *Class
+	tenant     string
+	budget     time.Duration
+	verdict    string
+	retryAfter time.Duration
+
 	// The choice. The request is inside replica's gate from choose until leave.
-	model      *Model
-	replica    *Replica
-	attempts   int        // the present one included
-	tried      []*Replica // that have failed it, since the last pause
-	evacuated  uint64     // the gate's evacuations when it came in
-	decision   *decision  // the memory of the next three, from pick until giveBack
-	candidates []policy.Candidate
-	places     []*Replica // of candidates
-	costs      []float64  // of candidates
-	asked      policy.Request
+	// taken is since when admission has nothing against it; room is where it waits
+	// for that or for a place, at the longest until leaveBy. moved: it gave up its
+	// place in a line for a better one; displaces: it looks for a line in which
+	// another one has to make room.
+	taken, leaveBy time.Time
+	room           *room
+	moved          bool
+	displaces      bool
+	model          *Model
+	replica        *Replica
+	attempts       int        // the present one included
+	tried          []*Replica // that have failed it, since the last pause
+	evacuated      uint64     // the gate's evacuations when it came in
+	decision       *decision  // the memory of the next three, from pick until giveBack
+	candidates     []policy.Candidate
+	places         []*Replica // of candidates
+	costs          []float64  // of candidates
+	asked          policy.Request
 	// turned: asked is for this attempt; described: what does not change from one
 	// to the next is in it.
 	turned, described bool
@@ -194,6 +211,8 @@ func (x *exchange) begin() {
 	x.model, x.replica, x.attempts, x.tried = nil, nil, 0, x.tried[:0]
 	x.asked, x.turned, x.described, x.choice = policy.Request{}, false, false, policy.Choice{Index: -1}
 	x.noted, x.judged, x.prefill, x.expected, x.observed = noted{}, x.judged[:0], prefill{}, 0, -1
+	x.class, x.tenant, x.budget, x.verdict, x.retryAfter = nil, "", 0, "", 0
+	x.taken, x.room, x.displaces = time.Time{}, nil, false
 	x.up, x.left = nil, nil
 	x.response, x.extra = responseHead{}, x.extra[:0]
 	x.answered, x.passed, x.status, x.ttfb = false, false, 0, 0
@@ -328,6 +347,9 @@ func (x *exchange) serve() failure {
 	if f := x.findModel(fleet); f != none {
 		return f
 	}
+	if f := x.classify(); f != none {
+		return f
+	}
 	if f := x.admit(); f != none {
 		return f
 	}
@@ -459,6 +481,7 @@ func (x *exchange) respond() failure {
 	x.status = h.status
 	x.samplePrompt()
 	x.tellCached()
+	x.tellBudget()
 	x.out = h.appendTo(x.out[:0], asClient{http10: x.http10, keepAlive: x.keepAlive, id: x.id, replica: x.replica.ID,
 		extra: x.extra, dropCORS: x.access.Scripts(), dropLimits: x.charged, reframed: reframed})
 

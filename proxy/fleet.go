@@ -67,6 +67,8 @@ type Model struct {
 	// bound.
 	Admission *policy.Admission
 	Budget    time.Duration
+	// Waiting is for requests that would be refused otherwise.
+	Waiting Waiting
 	// Prompts follows its prompts; nil when there is no tokenizer. An adapter
 	// has its parent's.
 	Prompts *prompt.Model
@@ -90,6 +92,7 @@ type Model struct {
 // it from any goroutine. The zero value is that of a model that nobody has asked for.
 type ModelState struct {
 	turns atomic.Uint64 // decisions
+	room  room
 }
 
 // Replica is one engine endpoint. The agent makes it with NewReplica, keeps it
