@@ -116,6 +116,9 @@ func (r *replay) run(tr *trace) *outcome {
 					vs[i].report(e, clock(last))
 				}
 			}
+			for _, vs := range views {
+				shareSpeeds(vs)
+			}
 			reported = last
 		}
 		now, mine := clock(at), views[k%agents]
@@ -212,6 +215,23 @@ func (v *view) report(e *engine, now time.Time) {
 	v.load = l
 	_, others := l.Foreign()
 	v.backlog.Disturbed(others > 0)
+}
+
+// shareSpeeds gives the engines of which little was observed the median of the
+// others, as the agent does.
+func shareSpeeds(views []*view) {
+	const enough = 8
+	var known []Speed
+	for _, v := range views {
+		if e := v.calibration.Estimate(); e.Samples >= enough {
+			known = append(known, e.Speed)
+		}
+	}
+	for _, v := range views {
+		if len(known) > 0 && v.calibration.Estimate().Samples < enough {
+			v.calibration.SetPrior(MedianSpeed(known))
+		}
+	}
 }
 
 // leastTimes are what no policy can be better than: every replica has in its cache what
