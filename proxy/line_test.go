@@ -233,6 +233,7 @@ func TestPlacesAreGivenBack(t *testing.T) {
 	r.s.SetAccess(NewAccess([]*Key{k, other}, nil))
 	r.s.SetClasses(NewClasses([]Class{{"interactive", 0}, {"batch", 10}}))
 	r.change(func(m *Model) {
+		m.State = &ModelState{}
 		m.Waiting = Waiting{Max: 5, Timeout: 200 * time.Millisecond}
 		m.Admission = policy.NewAdmission(policy.AdmissionRules{Mode: policy.Absolute})
 	})

@@ -45,18 +45,8 @@ func newWaitingRig(t *testing.T, w Waiting, engines int) *waitingRig {
 	for _, replica := range r.replicas {
 		replica.SetBounds(1, 0)
 	}
-	r.change(func(m *Model) { m.Waiting = w })
+	r.change(func(m *Model) { m.Waiting, m.State = w, &ModelState{} })
 	return r
-}
-
-// change publishes the model anew.
-func (r *rig) change(f func(m *Model)) {
-	m := *r.s.fleet.Load().Models["m"]
-	if m.State == nil {
-		m.State = &ModelState{}
-	}
-	f(&m)
-	r.s.SetFleet(&Fleet{Models: map[string]*Model{"m": &m, "alias": &m}, Listed: []*Model{&m}})
 }
 
 // asks sends a request of an id, with more fields, and waits until so many wait in
