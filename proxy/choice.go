@@ -171,6 +171,7 @@ func (x *exchange) stay(f failure) failure {
 			return none
 		}
 		if f := c.wait(none); f != none {
+			x.message = ""
 			return f
 		}
 		if now := time.Now(); first && !now.Before(until) && now.Before(x.leaveBy) {
@@ -190,8 +191,8 @@ func (x *exchange) joinRoom() bool {
 	most := 0 // of the prompt that a replica has cached
 	if x.blocks != nil {
 		for _, r := range x.model.Replicas {
-			found, _ := x.blocks.at(r)
-			most = max(most, found.any)
+			c, _ := x.blocks.at(r)
+			most = max(most, c.any)
 		}
 	}
 	x.c.place.ticket.Tokens = x.asked.Tokens - most
@@ -285,6 +286,7 @@ func (x *exchange) lineUp(r *Replica) failure {
 		}
 	}
 	x.replica = r
+	x.decided()
 	now := time.Now()
 	if !now.Before(x.until) {
 		x.leave()

@@ -102,10 +102,8 @@ func (x *exchange) firstToken(now time.Time) {
 		r.calibration.Observe(o)
 	}
 	if a := x.model.Admission; a != nil {
-		// What it has waited to be taken is no fault of the engines.
-		a.Observe(now, now.Sub(x.taken))
+		a.Observe(now, now.Sub(x.sent))
 	}
-	x.c.s.rooms.call()
 	for i := range x.judged {
 		j := &x.judged[i]
 		j.shadow.Settle(x.observed, x.expected, j.expected, j.same)
