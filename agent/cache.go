@@ -28,8 +28,8 @@ type engineCache struct {
 	doubtedBlock, doubtedBlocks int
 }
 
-// expire is the goroutine that lets the index give up what engines should have
-// told by now.
+// expire is the goroutine of what is done each second: it lets the index give up
+// what engines should have told by now, and passes on what is known of speeds.
 func (f *fleet) expire() {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
@@ -38,6 +38,7 @@ func (f *fleet) expire() {
 		case <-f.stopped.Done():
 			return
 		case now := <-tick.C:
+			f.shareSpeeds()
 			for _, slot := range f.index.Expire(now) {
 				f.states.contradict(slot, index.Silent)
 				f.log.Warn("what an engine has in its cache is not known any more", "replica", f.replicaAt(slot), "why", index.Silent)

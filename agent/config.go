@@ -46,10 +46,12 @@ type Config struct {
 	Datapath  DatapathConfig  `yaml:"datapath"`
 	Routing   RoutingConfig   `yaml:"routing"`
 	Health    HealthConfig    `yaml:"health"`
+	Load      LoadConfig      `yaml:"load"`
 	Retry     RetryConfig     `yaml:"retry"`
 	Tokenizer TokenizerConfig `yaml:"tokenizer"`
 	Index     IndexConfig     `yaml:"index"`
 	Server    ServerConfig    `yaml:"server"`
+	Decisions DecisionsConfig `yaml:"decisions"`
 
 	// misread is what ParseConfig could not use; Validate reports it.
 	misread problems
@@ -62,7 +64,13 @@ type ModelConfig struct {
 	// Aliases are further names that clients may use for it.
 	Aliases []string `yaml:"aliases"`
 	// Policy chooses among its replicas; empty means RoutingConfig.DefaultPolicy.
-	Policy string `yaml:"policy"`
+	// Weights are the policy's.
+	Policy  string  `yaml:"policy"`
+	Weights Weights `yaml:"weights"`
+	// Shadows are beside those of RoutingConfig.
+	Shadows []ShadowConfig `yaml:"shadows"`
+	// SessionHeader is as in RoutingConfig, in place of that; empty leaves it.
+	SessionHeader string `yaml:"session_header"`
 	// Tokenizer is a model's directory, a name org/name[@revision] in the
 	// Hugging Face cache, builtin:sim, or none. When empty it is looked for
 	// where the engine says that the model is, and then by the model's name.
@@ -122,6 +130,12 @@ type ReplicaConfig struct {
 	// replica of its own, ID/0 to ID/N-1, unless there is one only. 0: the
 	// engine's pages tell.
 	DataParallel int `yaml:"data_parallel"`
+	// Tier says which requests it is meant for, small or large ones, to the
+	// policy nlms. Empty is small.
+	Tier string `yaml:"tier"`
+	// VRAM is the memory of its GPUs, of which Ollama tells how much its models
+	// have. 0: it is not known how much is free.
+	VRAM Bytes `yaml:"vram"`
 }
 
 // IndexConfig is about what is known of the engines' KV caches.
@@ -176,7 +190,16 @@ type RetryConfig struct {
 
 // RoutingConfig says how replicas are chosen.
 type RoutingConfig struct {
-	DefaultPolicy string `yaml:"default_policy"`
+	// DefaultPolicy is the policy of models that have none of their own, and
+	// Weights are its weights.
+	DefaultPolicy string  `yaml:"default_policy"`
+	Weights       Weights `yaml:"weights"`
+	// Shadows choose beside the policy of every model, without effect, and count
+	// how they would have done.
+	Shadows []ShadowConfig `yaml:"shadows"`
+	// SessionHeader is the request header by which clients name the session that a
+	// request belongs to; empty is x-session-id.
+	SessionHeader string `yaml:"session_header"`
 }
 
 // HealthConfig says when a replica takes requests.
@@ -197,6 +220,17 @@ type HealthConfig struct {
 	MaxEjectionPercent int `yaml:"max_ejection_percent"`
 	// SlowStart is how long a replica that returns takes less than its share.
 	SlowStart time.Duration `yaml:"slow_start"`
+}
+
+// LoadConfig says how engines are asked for their load.
+type LoadConfig struct {
+	// Interval is the time between two reports of an engine that has something
+	// to do.
+	Interval time.Duration `yaml:"interval"`
+	// Timeout bounds one.
+	Timeout time.Duration `yaml:"timeout"`
+	// MaxAge is how old a report may be used, from when it was asked for.
+	MaxAge time.Duration `yaml:"max_age"`
 }
 
 // ServerConfig bounds clients' requests.
@@ -262,7 +296,7 @@ func DefaultConfig() Config {
 		Listen:      ":8080",
 		AdminListen: "127.0.0.1:9090",
 		Datapath:    DatapathConfig{Mode: "auto", Hook: "auto", Loop: "auto"},
-		Routing:     RoutingConfig{DefaultPolicy: policy.Default},
+		Routing:     RoutingConfig{DefaultPolicy: policy.Default, SessionHeader: "x-session-id"},
 		Health: HealthConfig{
 			Interval:           time.Second,
 			Timeout:            500 * time.Millisecond,
@@ -272,9 +306,11 @@ func DefaultConfig() Config {
 			MaxEjectionPercent: 50,
 			SlowStart:          10 * time.Second,
 		},
+		Load:      LoadConfig{Interval: 100 * time.Millisecond, Timeout: 500 * time.Millisecond, MaxAge: time.Second},
 		Retry:     RetryConfig{MaxAttempts: 3, Backoff: 25 * time.Millisecond},
 		Tokenizer: TokenizerConfig{Workers: 2, MaxWait: 50 * time.Millisecond, CacheBytes: 256 << 20},
 		Index:     IndexConfig{MaxBytes: 1 << 30, DefaultCapacity: 16384},
+		Decisions: DecisionsConfig{Sample: 0.01},
 		Server: ServerConfig{
 			IdleTimeout:     2 * time.Minute,
 			HeadTimeout:     10 * time.Second,
@@ -350,7 +386,7 @@ func (c *Config) Validate() error {
 	c.validateModels(&p)
 	c.validateReplicas(&p)
 	c.validateDiscovery(&p)
-	p.policy("routing.default_policy", c.Routing.DefaultPolicy)
+	c.validateRouting(&p)
 
 	p.oneOf("datapath.mode", c.Datapath.Mode, "auto", "packet", "copy")
 	p.oneOf("datapath.hook", c.Datapath.Hook, "auto", "tcx", "clsact")
@@ -371,6 +407,7 @@ func (c *Config) Validate() error {
 	}
 
 	c.validateHealth(&p)
+	c.validateLoad(&p)
 	if n := c.Retry.MaxAttempts; n < 1 {
 		p.add("retry.max_attempts", "%d is below 1; the first attempt counts", n)
 	}
@@ -378,6 +415,7 @@ func (c *Config) Validate() error {
 	c.validateTokenizer(&p)
 	c.validateIndex(&p)
 	c.validateServer(&p)
+	c.validateDecisions(&p)
 	return p.err()
 }
 
@@ -396,6 +434,9 @@ func (c *Config) Check() error {
 	}
 	if file := c.Index.Snapshot; file != "" {
 		p.directoryOf("index.snapshot", file)
+	}
+	if file := c.Decisions.File; file != "" {
+		p.directoryOf("decisions.file", file)
 	}
 	for i, r := range c.Replicas {
 		p.keyFile(fmt.Sprintf("replicas[%d].api_key_file", i), r.APIKeyFile)
@@ -446,6 +487,17 @@ func (c *Config) validateHealth(p *problems) {
 	}
 	if h.SlowStart < 0 {
 		p.add("health.slow_start", "%v is negative; 0s is none", h.SlowStart)
+	}
+}
+
+func (c *Config) validateLoad(p *problems) {
+	l := &c.Load
+	if p.positive("load.interval", l.Interval); l.Interval < leastInterval {
+		p.add("load.interval", "%v is below %v; engines would do little else than to tell their load", l.Interval, leastInterval)
+	}
+	p.positive("load.timeout", l.Timeout)
+	if l.MaxAge < 2*l.Interval {
+		p.add("load.max_age", "%v is less than twice load.interval (%v); most of the time there would be no report that may be used", l.MaxAge, l.Interval)
 	}
 }
 
@@ -596,9 +648,6 @@ func (c *Config) validateModels(p *problems) {
 		} else {
 			names[m.Name] = path + ".name"
 		}
-		if m.Policy != "" {
-			p.policy(path+".policy", m.Policy)
-		}
 		p.tokenizer(path+".tokenizer", m.Tokenizer)
 		p.notNegative(path+".block_size", m.BlockSize)
 		if m.ContentFormat != "" {
@@ -664,6 +713,14 @@ func (c *Config) validateReplicas(p *problems) {
 		}
 		if n := r.DataParallel; n < 0 || n > mostRanks {
 			p.add(path+".data_parallel", "%d is outside 0 to %d; leave it out to ask the engine", n, mostRanks)
+		}
+		if r.Tier != "" {
+			p.oneOf(path+".tier", r.Tier, "small", "large")
+		}
+		if r.VRAM < 0 {
+			p.add(path+".vram", "%d is negative; leave it out when it is not known", int64(r.VRAM))
+		} else if r.VRAM > 0 && r.Engine != "" && r.Engine != "ollama" {
+			p.add(path+".vram", "is set, and engine is %s, which does not tell how much of it is in use; only ollama does. Remove it", r.Engine)
 		}
 	}
 	for i, r := range c.Replicas {

@@ -17,10 +17,24 @@ const (
 	sglangCapacity
 	sglangPage
 
+	// What an engine has to do now.
+	vllmRunning
+	vllmWaiting
+	vllmUsage
+	sglangRunning
+	sglangWaiting
+	sglangUsage
+	sglangHitRate
+	llamaRunning
+	llamaWaiting
+	tgiRunning
+	tgiWaiting
+
 	// Those that an engine's life only adds to: the others are before.
 	vllmPrompt
 	vllmGenerated
 	vllmQueries
+	vllmHits
 	vllmSuccess
 	sglangPrompt
 	sglangGenerated
@@ -46,7 +60,25 @@ var families = map[string]family{
 	"vllm:generation_tokens_total":        vllmGenerated,
 	"vllm:prefix_cache_queries_total":     vllmQueries,
 	"vllm:gpu_prefix_cache_queries_total": vllmQueries,
+	"vllm:prefix_cache_hits_total":        vllmHits,
+	"vllm:gpu_prefix_cache_hits_total":    vllmHits,
 	"vllm:request_success_total":          vllmSuccess,
+
+	"vllm:num_requests_running": vllmRunning,
+	"vllm:num_requests_waiting": vllmWaiting,
+	"vllm:kv_cache_usage_perc":  vllmUsage,
+	"vllm:gpu_cache_usage_perc": vllmUsage,
+
+	"sglang:num_running_reqs": sglangRunning,
+	"sglang:num_queue_reqs":   sglangWaiting,
+	"sglang:token_usage":      sglangUsage,
+	"sglang:cache_hit_rate":   sglangHitRate,
+
+	"llamacpp:requests_processing": llamaRunning,
+	"llamacpp:requests_deferred":   llamaWaiting,
+
+	"tgi_batch_current_size": tgiRunning,
+	"tgi_queue_size":         tgiWaiting,
 
 	"sglang:max_total_num_tokens":    sglangCapacity,
 	"sglang:page_size":               sglangPage,

@@ -57,6 +57,7 @@ type fleet struct {
 	servers  []*server
 	snapshot *proxy.Fleet
 	shadowed map[string]bool // aliases already reported as hidden by a model
+	policies policies        // of models
 	// cacheNames are the names that base models have in the index.
 	cacheNames map[string]string
 	// warm is what a snapshot holds that no member has taken yet.
@@ -445,20 +446,20 @@ func (f *fleet) enginesLocked() {
 func (f *fleet) publishLocked() {
 	s := &proxy.Fleet{Models: map[string]*proxy.Model{}}
 	cfg := f.cfg.Load()
-	defaultPolicy, _ := policy.New(cfg.Routing.DefaultPolicy, nil)
+	newModel := func(name string) *proxy.Model {
+		chosen := f.policies.of(cfg, name)
+		model := &proxy.Model{Name: name, Policy: chosen.live, Shadows: chosen.shadows, SessionHeader: chosen.sessionHeader}
+		s.Models[name] = model
+		return model
+	}
 	for _, mc := range cfg.Models {
-		choose := defaultPolicy
-		if mc.Policy != "" {
-			choose, _ = policy.New(mc.Policy, nil)
-		}
-		s.Models[mc.Name] = &proxy.Model{Name: mc.Name, Policy: choose}
+		newModel(mc.Name)
 	}
 	listed := map[*proxy.Model]bool{}
 	add := func(m *member, c card, serves bool) {
 		model := s.Models[c.ID]
 		if model == nil {
-			model = &proxy.Model{Name: c.ID, Policy: defaultPolicy}
-			s.Models[c.ID] = model
+			model = newModel(c.ID)
 		}
 		if !listed[model] {
 			listed[model] = true
@@ -490,6 +491,13 @@ func (f *fleet) publishLocked() {
 	f.addLastResortLocked(s)
 	f.prompts.assign(cfg, s, f.sameLocked())
 	f.cachesLocked(cfg, s)
+	for name, model := range s.Models {
+		if f.snapshot != nil && f.snapshot.Models[name] != nil && f.snapshot.Models[name].Name == name {
+			model.State = f.snapshot.Models[name].State
+		} else {
+			model.State = &proxy.ModelState{}
+		}
+	}
 	slices.SortFunc(s.Listed, func(a, b *proxy.Model) int { return strings.Compare(a.Name, b.Name) })
 	for _, mc := range cfg.Models {
 		for _, alias := range mc.Aliases {
@@ -502,6 +510,7 @@ func (f *fleet) publishLocked() {
 			}
 		}
 	}
+	f.policies.keep(func(name string) bool { return s.Models[name] != nil })
 	f.snapshot = s
 	f.publish(s)
 	f.moveLocked()
@@ -702,6 +711,8 @@ func (f *fleet) status() any {
 		Models   []string   `json:"models"`
 		// Cache is what is known of the engine's KV cache.
 		Cache cacheStatus `json:"kv_cache"`
+		// Load is what it tells of its load.
+		Load loadStatus `json:"load"`
 	}
 	type model struct {
 		Name     string   `json:"name"`
@@ -728,7 +739,7 @@ func (f *fleet) status() any {
 		row := replica{
 			m.replica.Slot, m.id, m.url, m.source, m.cfg.Engine, m.vitals.standing.String(), m.takesRequests(),
 			m.reason(), nil, m.vitals.ejections, m.vitals.failedChecks, m.replica.Failures(),
-			m.replica.Share(now), m.replica.InFlight(), m.replica.Pending(), names(m.models), m.cacheStatusLocked()}
+			m.replica.Share(now), m.replica.InFlight(), m.replica.Pending(), names(m.models), m.cacheStatusLocked(), m.loadStatusLocked(now)}
 		row.Cache.State, row.Cache.StateWhy = caches[m.replica.Slot].state, caches[m.replica.Slot].why
 		if until := m.vitals.until; !until.IsZero() {
 			row.Until = &until

@@ -92,6 +92,15 @@ type member struct {
 	// its engine was seen to have restarted.
 	wentDown time.Time
 	restarts int
+	// reports are the looks at its load, by what became of them; loadWhy is why the
+	// last one has told nothing.
+	reports [loadOutcomes]uint64
+	loadWhy string
+
+	// What follows is guarded by server.busy: what the agent had there at the last
+	// report, and its engine's hit rate.
+	own  ownLoad
+	hits hitRate
 }
 
 // errSilent: the engine did not answer a check in time. It may be dead, or it
@@ -128,6 +137,7 @@ func (m *member) configureLocked(rc ReplicaConfig, source string) {
 	same := rc.APIKey == m.cfg.APIKey && rc.APIKeyFile == "" && m.cfg.APIKeyFile == "" && slices.Equal(rc.Models, m.cfg.Models)
 	m.cfg = rc
 	m.replica.SetBounds(rc.MaxConcurrency, rc.MaxPending)
+	m.replica.SetLarge(rc.Tier == "large")
 	// A key in a file is read by the check that follows; until then the
 	// member goes on with the one it has.
 	if rc.APIKeyFile == "" {

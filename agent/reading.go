@@ -17,8 +17,13 @@ type reading struct {
 	// started stands for the process: it is another number after a restart, and
 	// 0 when it is not told.
 	started float64
-	// counts are those that it does not tell by rank.
+	// counts are those that it does not tell by rank, and so gauges.
 	counts counts
+	gauges gauges
+	// uncounted: it does not tell how many requests it has. resident is how much of
+	// the GPUs' memory its models have then, in bytes.
+	uncounted bool
+	resident  float64
 	// ranks are the data-parallel ranks in their order. Without any, the engine
 	// tells nothing of its cache.
 	ranks []rankReading
@@ -33,6 +38,7 @@ type rankReading struct {
 	// uncached: the engine reuses nothing of a prompt for another.
 	uncached bool
 	counts   counts
+	gauges   gauges
 }
 
 // counts are what an engine counts from its start on, by family from
@@ -114,6 +120,18 @@ func readMetrics(points []point) reading {
 			r.engine = "vllm"
 			label, _ := s.label("engine")
 			r.rank(label).counts.add(f, s.value)
+		case f >= vllmRunning && f <= vllmUsage:
+			r.engine = "vllm"
+			label, _ := s.label("engine")
+			r.rank(label).gauges.read(f, s.value)
+		case f >= sglangRunning && f <= sglangHitRate:
+			r.engine = "sglang"
+			// With priorities there is a series for each, and the total has none.
+			if priority, _ := s.label("priority"); len(priority) > 0 {
+				continue
+			}
+			label, _ := s.label("dp_rank")
+			r.rank(label).gauges.read(f, s.value)
 		case f == sglangCapacity || f == sglangPage:
 			r.engine = "sglang"
 			label, _ := s.label("dp_rank")
@@ -134,6 +152,12 @@ func readMetrics(points []point) reading {
 		case f >= llamaPrompt && f <= llamaDecoded:
 			r.engine = "llamacpp"
 			r.counts.add(f, s.value)
+		case f == llamaRunning || f == llamaWaiting:
+			r.engine = "llamacpp"
+			r.gauges.read(f, s.value)
+		case f == tgiRunning || f == tgiWaiting:
+			r.engine = "tgi"
+			r.gauges.read(f, s.value)
 		case f >= tgiRequests && f <= tgiBatches:
 			r.engine = "tgi"
 			r.counts.add(f, s.value)

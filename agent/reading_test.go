@@ -45,6 +45,26 @@ func TestReadingStories(t *testing.T) {
 					}
 				}
 				return "nothing\n"
+			case "page":
+				// One that tells of the load beside, or in place of, the metrics.
+				for _, p := range slices.Concat(loadPages["sglang"], loadPages["llamacpp"], loadPages["ollama"]) {
+					if p.read == nil {
+						continue
+					}
+					if found, ok := p.read(page); ok {
+						r = found
+						return p.page + "\n" + r.show()
+					}
+				}
+				return "nothing\n"
+			case "load":
+				rank := -1
+				d.MaybeScanArgs(t, "rank", &rank)
+				g, _, why := r.gaugesOf(rank, len(r.ranks))
+				if why != "" {
+					return why + "\n"
+				}
+				return fmt.Sprintf("running %v, waiting %v, KV %v\n", g.running.value, g.waiting.value, g.usage.value)
 			case "forget":
 				r, l = reading{}, life{}
 				return ""
@@ -85,13 +105,32 @@ func (r *reading) show() string {
 		}
 		return text
 	}
-	fmt.Fprintf(&out, "%q started=%v%s\n", r.engine, strconv.FormatFloat(r.started, 'f', -1, 64), counted(&r.counts))
+	gauged := func(g *gauges) string {
+		text := ""
+		for _, x := range []struct {
+			name string
+			gauge
+		}{{"running", g.running}, {"waiting", g.waiting}, {"waiting_tokens", g.waitingTokens}, {"usage", g.usage}, {"hit_rate", g.hitRate}} {
+			if x.told {
+				text += fmt.Sprintf(" %s=%v", x.name, x.value)
+			}
+		}
+		if g.wrong != "" {
+			text += fmt.Sprintf(" wrong: %s=%v", g.wrong, g.wrongValue)
+		}
+		return text
+	}
+	fmt.Fprintf(&out, "%q started=%v%s%s", r.engine, strconv.FormatFloat(r.started, 'f', -1, 64), gauged(&r.gauges), counted(&r.counts))
+	if r.uncounted {
+		fmt.Fprintf(&out, " resident=%v", r.resident)
+	}
+	out.WriteString("\n")
 	for _, k := range r.ranks {
 		fmt.Fprintf(&out, "rank %q: %d blocks of %d", k.label, k.blocks, k.block)
 		if k.uncached {
 			out.WriteString(", not reused")
 		}
-		out.WriteString(counted(&k.counts) + "\n")
+		out.WriteString(gauged(&k.gauges) + counted(&k.counts) + "\n")
 	}
 	return out.String()
 }

@@ -11,14 +11,16 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/inferrail/inferrail/index/kvevent"
+	"github.com/inferrail/inferrail/proxy"
 )
 
 const (
-	// scrapeEvery is the time between two looks at an engine's pages. A tenth
-	// more or less lets those of many engines spread.
+	// scrapeEvery is the time between two looks at an engine's pages, besides
+	// those at its load. A tenth more or less lets those of many engines spread.
 	scrapeEvery = time.Second
 	// scrapeTime bounds one look, and maxScrape what is read of a page: those of
 	// the largest engines have about a megabyte.
@@ -38,6 +40,9 @@ const (
 // errUnpaged: the engine has no such page.
 var errUnpaged = errors.New("no such page")
 
+// errNotNow: it may have the page at another time.
+var errNotNow = errors.New("not now")
+
 // server is an engine's HTTP server, which may answer for several data-parallel
 // ranks: the members that were made of one finding. A goroutine of its own reads
 // its pages (fleet.scrape), from when its first member is made until its last is
@@ -47,6 +52,9 @@ type server struct {
 	end     context.CancelFunc
 
 	busy sync.Mutex // held while its pages are read
+	load loadWatch
+	// replicas are those of its members, as of the last look.
+	replicas atomic.Pointer[[]*proxy.Replica]
 
 	// What follows is guarded by fleet.mu.
 
@@ -80,32 +88,50 @@ func (f *fleet) serverLocked(w finding) *server {
 	return s
 }
 
-// scrape is the goroutine of a server.
+// scrape is the goroutine of a server. Each LoadConfig.Interval it finds out
+// whether one of its pages is due, so that one that was idle is asked as often as a
+// busy one as soon as the agent sends it something.
 func (f *fleet) scrape(ctx context.Context, s *server) {
-	timer := time.NewTimer(jitter(scrapeEvery))
+	timer := time.NewTimer(jitter(f.cfg.Load().Load.Interval))
 	defer timer.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-timer.C:
+		case now := <-timer.C:
+			if all, load := f.due(s, now); all || load {
+				f.visit(ctx, s, nil, all)
+			}
 		}
-		f.look(ctx, s, nil)
-		f.mu.Lock()
-		pause := scrapeEvery << min(s.failures, 10)
-		f.mu.Unlock()
-		timer.Reset(jitter(min(pause, scrapeRarely)))
+		timer.Reset(jitter(f.cfg.Load().Load.Interval))
 	}
 }
 
-func jitter(d time.Duration) time.Duration {
-	return d - d/10 + rand.N(d/5)
+// due tells whether a server is to be asked for all of its pages now, or for its
+// load.
+func (f *fleet) due(s *server, now time.Time) (all, load bool) {
+	own := false
+	if list := s.replicas.Load(); list != nil {
+		own = slices.ContainsFunc(*list, func(r *proxy.Replica) bool { return r.InFlight() > 0 })
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	// A tenth is left, because the next time is that much later.
+	all = !now.Before(s.at.Add(min(scrapeEvery<<min(s.failures, 10), scrapeRarely) * 9 / 10))
+	return all, !now.Before(s.loadDueLocked(&f.cfg.Load().Load, own, now))
 }
 
-// look reads the pages of a server one of whose members is up, or of which m,
+func jitter(d time.Duration) time.Duration {
+	return d - d/10 + rand.N(d/5+1)
+}
+
+// look reads all the pages of a server one of whose members is up, or of which m,
 // which is not up yet, is one, and does what follows from them. When another
 // look has just ended, it stands for this one.
-func (f *fleet) look(ctx context.Context, s *server, m *member) {
+func (f *fleet) look(ctx context.Context, s *server, m *member) { f.visit(ctx, s, m, true) }
+
+// visit is look for all pages, or for what tells of the load.
+func (f *fleet) visit(ctx context.Context, s *server, m *member, all bool) {
 	asked := time.Now()
 	s.busy.Lock()
 	defer s.busy.Unlock()
@@ -121,27 +147,65 @@ func (f *fleet) look(ctx context.Context, s *server, m *member) {
 	}
 	key, engine, d := m.key, m.cfg.Engine, s.description
 	fresh := !s.described.IsZero() && asked.Sub(s.described) < describeEvery && m.takesRequests()
+	cfg := f.cfg.Load().Load
+	asked = time.Now()
+	list := f.watchedLocked(s, asked)
 	f.mu.Unlock()
+	replicas := make([]*proxy.Replica, len(list))
+	for i := range list {
+		replicas[i] = list[i].replica
+	}
+	s.replicas.Store(&replicas)
 
-	ctx, cancel := context.WithTimeout(ctx, scrapeTime)
-	defer cancel()
-	r, err := f.readPages(ctx, m, key, engine)
-	if ctx.Err() == context.Canceled {
-		return
+	limit := cfg.Timeout
+	if all {
+		limit = max(limit, scrapeTime)
+	}
+	r, err := reading{}, error(nil)
+	read := false
+	metrics := func() (reading, error) {
+		if !read {
+			read = true
+			ctx, cancel := context.WithTimeout(ctx, limit)
+			defer cancel()
+			r, err = f.readPages(ctx, m, key, engine)
+		}
+		return r, err
+	}
+	load, page, loadErr := f.askLoad(ctx, s, m, key, engine, metrics)
+	told := time.Now()
+	busy := false
+	if loadErr == nil {
+		busy, loadErr = publishLoad(list, &load, asked, told, page, cfg.MaxAge)
+	}
+	if all {
+		r, err = metrics()
 	}
 	described := false
-	if !fresh && (err == nil || errors.Is(err, errUnpaged)) {
+	if all && !fresh && (err == nil || errors.Is(err, errUnpaged)) {
+		ctx, cancel := context.WithTimeout(ctx, scrapeTime)
+		defer cancel()
 		if found, told := f.describe(ctx, m, key, &r, engine); told {
 			d, described = found, true
 		}
+	}
+	if ctx.Err() == context.Canceled {
+		return
 	}
 	d.add(&r)
 	if r.engine != "" {
 		err = nil
 	}
+	if described && s.load.engine == "" {
+		s.load.engine = r.engine
+	}
 
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.loadToldLocked(s, list, page, busy, loadErr, asked, told)
+	if !all {
+		return
+	}
 	s.at = time.Now()
 	if described {
 		s.description, s.described = d, s.at
@@ -195,7 +259,8 @@ func (f *fleet) readPages(ctx context.Context, m *member, key, engine string) (r
 		}
 	}
 	if r.engine == "" {
-		return r, errUnpaged // somebody else's, or none was asked for yet
+		// Somebody else's, or none was asked for yet.
+		return r, fmt.Errorf("GET /metrics: nothing of an engine that is known; %w, %w", errUnreadable, errUnpaged)
 	}
 	return r, nil
 }
@@ -234,13 +299,16 @@ func (f *fleet) readPage(ctx context.Context, body *bytes.Buffer, m *member, key
 	switch {
 	case resp.StatusCode == http.StatusOK:
 	case resp.StatusCode == http.StatusTooManyRequests, resp.StatusCode >= 500 && resp.StatusCode != http.StatusNotImplemented:
-		return nil, fmt.Errorf("GET %s: status %d", page, resp.StatusCode)
+		return nil, fmt.Errorf("GET %s: status %d; %w", page, resp.StatusCode, errNotNow)
 	default:
 		return nil, fmt.Errorf("GET %s: status %d; %w", page, resp.StatusCode, errUnpaged)
 	}
 	body.Reset()
 	if _, err := body.ReadFrom(io.LimitReader(resp.Body, maxScrape)); err != nil {
 		return nil, fmt.Errorf("GET %s: %w", page, plainError(err))
+	}
+	if body.Len() == maxScrape {
+		return nil, fmt.Errorf("GET %s: it has %v or more; %w", page, Bytes(maxScrape), errUnreadable)
 	}
 	return resp.Header, nil
 }

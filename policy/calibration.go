@@ -1,13 +1,80 @@
 package policy
 
-import "sync"
+import (
+	"math"
+	"slices"
+	"sync"
+)
 
 // Calibration finds a replica's Speed from Observations. It lives as long as the
 // replica; its methods may be called from any goroutine and allocate nothing. The
 // zero value knows nothing and has DefaultSpeed.
+//
+// It is least squares, with the errors taken relative to what was observed, so that
+// short prompts count as much as long ones, and with old observations fading: after
+// memory of them, one has a third of its weight left. Where they do not tell the
+// coefficients apart, as with prompts that are all of one length, these keep the
+// proportions that they had last when they were told apart, or else the prior's.
+//
+//   - One observation that is far off, measured by how far off they usually are, is
+//     clipped; farther off, it is left out.
+//   - When nearly all of the last ones are off to the same side the replica has
+//     become slower or faster. All coefficients change by the median then, and what
+//     was known of how fast it is as a whole is forgotten; of how the coefficients
+//     are to each other some is kept.
+//   - No coefficient is less than 0, or more than slowest's.
+//
+// How many sequences are generated meanwhile is left out: it goes with load, as does
+// much else, and what it takes on average is found in the coefficients.
 type Calibration struct {
-	mu sync.Mutex // guards the rest
+	view board // the coefficients, for Speed; a fourth number is 0 when there are none
+
+	mu      sync.Mutex // guards the rest, and writing the above
+	samples int
+	changes int
+	// A coefficient is its unit times its factor. anchor are the factors that it
+	// has as far as nothing was observed.
+	unit, factor, anchor vector
+	// The normal equations: information·factor = evidence.
+	information matrix
+	evidence    vector
+	// recent are the last observations, errors how far the predictions were off;
+	// both hold what has come lately, in no order.
+	recent [window]Observation
+	errors errorWindow
+	// lean is near 1 when all observations, for a while, took longer than predicted,
+	// and near -1 when all took less; what is hardly off counts as neither.
+	lean float64
+	// doubt is how uncertain each factor is: its standard error.
+	doubt vector
 }
+
+const (
+	memory = 500
+	// window is how many observations are looked at to see a change. All but
+	// exceptions of them must be off to the same side, or all of at least
+	// fewest while there are not more.
+	window     = 8
+	exceptions = 1
+	fewest     = 3
+	// leaning is over how many observations lean is taken. From leant on it has
+	// become slower, or from -leant on faster, by less than is seen in a window.
+	leaning = 16
+	leant   = 0.85
+	// kept is how much of what is known of the coefficients' proportions is kept
+	// when the replica has become slower or faster.
+	kept = 0.25
+	// weightOfSum is how much the anchor says of how fast the replica is as a whole.
+	weightOfSum = 0.1
+	// firstSpread is what is taken for the usual error while there are only a few.
+	firstSpread = 0.1
+)
+
+// fastest is how many seconds an observation has at least.
+const fastest = 1e-6
+
+// slowest are bounds of A, B and D.
+var slowest = vector{1, 1e-4, 60}
 
 // Estimate is what a Calibration has found. It is a value.
 type Estimate struct {
@@ -18,20 +85,451 @@ type Estimate struct {
 	// Error is the median, of the last observations, of how far the prediction
 	// was from what was seen, relative to that.
 	Error float64
+	// Determined: the observations tell the coefficients apart. Otherwise Speed is
+	// right for prompts such as there were, and less so for others.
+	Determined bool
+	// Changes is how often the replica has become slower or faster as a whole.
+	Changes int
 }
 
 // SetPrior gives what Speed starts from: the median of the model's replicas, or of
-// the fleet's. It has no weight once there are observations enough.
-func (k *Calibration) SetPrior(s Speed) {}
+// the fleet's. It has less weight with each observation, and none is set any more
+// when there are some.
+func (k *Calibration) SetPrior(s Speed) {
+	p := vector{s.A, s.B, s.D}
+	for i, c := range p {
+		if !(c >= 0) || math.IsInf(c, 1) {
+			return
+		}
+		p[i] = min(c, slowest[i])
+	}
+	if p == (vector{}) {
+		return
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.samples >= window {
+		return
+	}
+	k.startLocked(p)
+	if by := k.changeLocked(); by != 0 {
+		k.rescaleLocked(by)
+	} else {
+		for i := range k.samples {
+			k.learnLocked(&k.recent[i])
+		}
+	}
+	k.showLocked()
+}
 
-// Observe takes an observation.
-func (k *Calibration) Observe(o Observation) {}
+// startLocked forgets all but the recent observations.
+func (k *Calibration) startLocked(prior vector) {
+	typical := Prefill(1000, 1000)
+	s := Speed{prior[0], prior[1], prior[2]}
+	ratio := s.Time(typical) / DefaultSpeed.Time(typical)
+	for i, c := range [...]float64{DefaultSpeed.A, DefaultSpeed.B, DefaultSpeed.D} {
+		k.unit[i] = max(prior[i], 0.05*ratio*c)
+		k.anchor[i] = prior[i] / k.unit[i]
+	}
+	k.boundLocked()
+	k.factor = k.anchor
+	k.information, k.evidence = matrix{}, vector{}
+}
+
+// Observe takes an observation. What cannot be one is left out.
+func (k *Calibration) Observe(o Observation) {
+	if !(o.Seconds >= fastest && o.Seconds <= 3600) || !(o.Work.Prompts >= 0 && o.Work.Prompts <= 1e6) ||
+		!(o.Work.Tokens >= 0 && o.Work.Tokens <= 1e9) || !(o.Work.Attention >= 0 && o.Work.Attention <= 1e14) ||
+		o.Work == (Work{}) {
+		return
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.unit == (vector{}) {
+		k.startLocked(vector{DefaultSpeed.A, DefaultSpeed.B, DefaultSpeed.D})
+	}
+	k.recent[k.samples%window] = o
+	k.samples++
+	off := (o.Seconds - k.predictLocked(&o)) / o.Seconds
+	k.errors.push(math.Abs(off))
+	side := 0.0
+	if math.Abs(off) > k.spreadLocked()/4 {
+		side = math.Copysign(1, off)
+	}
+	k.lean += (side - k.lean) / leaning
+	if by := k.changeLocked(); by != 0 {
+		k.rescaleLocked(by)
+	} else {
+		k.learnLocked(&o)
+	}
+	k.showLocked()
+}
+
+// predictLocked is how long o is taken to last.
+func (k *Calibration) predictLocked(o *Observation) float64 {
+	x := vector{o.Work.Tokens, o.Work.Attention, o.Work.Prompts}
+	t := 0.0
+	for i := range x {
+		t += x[i] * k.unit[i] * k.factor[i]
+	}
+	return max(t, fastest)
+}
+
+// spreadLocked is how far off predictions usually are.
+func (k *Calibration) spreadLocked() float64 {
+	if k.errors.n < window {
+		return firstSpread
+	}
+	return max(k.errors.median(), 0.005)
+}
+
+// boundLocked keeps the units within numbers that can be counted with.
+func (k *Calibration) boundLocked() {
+	for i, most := range slowest {
+		k.unit[i] = min(max(k.unit[i], 1e-12*most), most)
+	}
+}
+
+// changeLocked is by how much the replica has become slower, 0 when it has not.
+func (k *Calibration) changeLocked() float64 {
+	n := min(k.samples, window)
+	if n < fewest {
+		return 0
+	}
+	// Usual errors, and those of some 10 %, are no change; one by a quarter is,
+	// unless that is usual.
+	spread := k.spreadLocked()
+	limit := math.Exp(max(min(max(4*spread, math.Log(1.1)), math.Log(1.25)), 2*spread))
+	var ratios [window]float64
+	slower, faster := 0, 0
+	for i := range n {
+		o := &k.recent[i]
+		r := o.Seconds / k.predictLocked(o)
+		if r > limit {
+			slower++
+		} else if r*limit < 1 {
+			faster++
+		}
+		ratios[i] = r
+	}
+	enough := n
+	if n == window {
+		enough -= exceptions
+	}
+	leans := math.Abs(k.lean) > leant && n == window
+	if max(slower, faster) < enough && !leans {
+		return 0
+	}
+	slices.Sort(ratios[:n])
+	by := (ratios[(n-1)/2] + ratios[n/2]) / 2
+	if max(slower, faster) < enough && math.Abs(math.Log(by)) < spread {
+		return 0
+	}
+	return by
+}
+
+// rescaleLocked makes all coefficients so many times what they were, and learns the
+// recent observations anew.
+func (k *Calibration) rescaleLocked(by float64) {
+	n := min(k.samples, window)
+	for i := range k.unit {
+		k.unit[i] *= by
+	}
+	k.boundLocked()
+	if k.samples < window {
+		k.factor, k.information = k.anchor, matrix{}
+	} else {
+		k.changes++
+		k.anchor = k.factor
+		// What is known of the sum is taken out, but for one observation's worth.
+		v := k.information.times(k.factor)
+		if q := v.dot(k.factor); q > 1 {
+			for i := range v {
+				for j := range v {
+					k.information[i][j] -= v[i] * v[j] / q * (1 - 1/q)
+				}
+			}
+		}
+		for i := range v {
+			for j := range v {
+				k.information[i][j] *= kept
+			}
+		}
+	}
+	k.evidence = k.information.times(k.factor)
+	k.errors, k.lean = errorWindow{}, 0
+	// Those that are as far off as before are from before the change.
+	var of [window]bool
+	for i := range n {
+		r := k.recent[i].Seconds / k.predictLocked(&k.recent[i])
+		of[i] = r < 1.25 && r > 1/1.25 || k.samples < window
+	}
+	for i := range n {
+		if of[i] {
+			k.learnLocked(&k.recent[i])
+		}
+	}
+	for i := range n {
+		if o := &k.recent[i]; of[i] {
+			k.errors.push(math.Abs(k.predictLocked(o)-o.Seconds) / o.Seconds)
+		}
+	}
+}
+
+// learnLocked takes o into the equations and solves them.
+func (k *Calibration) learnLocked(o *Observation) {
+	predicted := k.predictLocked(o)
+	// Relative to the larger of both no error is more than 1.
+	norm := max(predicted, o.Seconds)
+	off, spread := math.Abs(o.Seconds-predicted)/norm, k.spreadLocked()
+	weight := 1.0
+	if clip := min(4*spread, 0.5); off > clip {
+		weight = clip / off
+	}
+	if norm > (1+16*spread)*min(predicted, o.Seconds) && k.samples >= window {
+		return
+	}
+	x := vector{o.Work.Tokens * k.unit[0] / norm, o.Work.Attention * k.unit[1] / norm, o.Work.Prompts * k.unit[2] / norm}
+	// Where a factor is nearly 0, one observation must not weigh like thousands.
+	for i := range x {
+		if lever := x[i] * max(k.factor[i], 0.1); lever > 2 {
+			weight = min(weight, 4/(lever*lever))
+		}
+	}
+	for i := range x {
+		k.evidence[i] = k.evidence[i]*(1-1.0/memory) + weight*x[i]*o.Seconds/norm
+		for j := range x {
+			k.information[i][j] = k.information[i][j]*(1-1.0/memory) + weight*x[i]*x[j]
+		}
+	}
+	k.solveLocked(min(max(1.5*spread, 0.01), 0.3))
+}
+
+// solveLocked finds the factors that fit best, where noise is the standard
+// deviation of an observation. The anchor counts as an observation of each factor
+// that is off by as much as itself; but of all of them together it says little: it
+// holds the proportions.
+func (k *Calibration) solveLocked(noise float64) {
+	m, v := k.information, k.evidence
+	var f, a vector
+	for i := range v {
+		f[i] = noise / max(k.anchor[i], 0.1)
+		f[i] *= f[i]
+		a[i] = f[i] * k.anchor[i]
+	}
+	sum := a.dot(k.anchor)
+	for i := range v {
+		m[i][i] += f[i]
+		for j := range v {
+			m[i][j] -= (1 - weightOfSum) * a[i] * a[j] / sum
+		}
+		v[i] += weightOfSum * a[i]
+	}
+	k.factor = m.solve(v)
+	for i, most := range slowest {
+		k.factor[i] = min(k.factor[i], most/k.unit[i])
+	}
+	for i, d := range m.inverseDiagonal() {
+		k.doubt[i] = noise * math.Sqrt(d)
+	}
+	if k.determinedLocked() {
+		k.anchor = k.factor
+	}
+}
+
+// determinedLocked reports that each factor is known to some 15 %, or to be small.
+func (k *Calibration) determinedLocked() bool {
+	for i, d := range k.doubt {
+		if !(d <= 0.15*max(k.factor[i], 0.25)) {
+			return false
+		}
+	}
+	return k.samples >= window
+}
+
+func (k *Calibration) speedLocked() Speed {
+	if k.unit == (vector{}) {
+		return DefaultSpeed
+	}
+	return Speed{A: k.unit[0] * k.factor[0], B: k.unit[1] * k.factor[1], D: k.unit[2] * k.factor[2]}
+}
+
+func (k *Calibration) showLocked() {
+	s := k.speedLocked()
+	n := k.view.begin()
+	for i, c := range [...]float64{s.A, s.B, s.D} {
+		n[i].Store(math.Float64bits(c))
+	}
+	n[3].Store(1)
+	k.view.end()
+}
 
 // Speed is what was found. It waits for nobody.
-func (k *Calibration) Speed() Speed { return DefaultSpeed }
+func (k *Calibration) Speed() Speed {
+	var v [4]uint64
+	if k.view.read(v[:]); v[3] == 0 {
+		return DefaultSpeed
+	}
+	return Speed{A: math.Float64frombits(v[0]), B: math.Float64frombits(v[1]), D: math.Float64frombits(v[2])}
+}
 
 // Estimate is what was found.
-func (k *Calibration) Estimate() Estimate { return Estimate{Speed: DefaultSpeed} }
+func (k *Calibration) Estimate() Estimate {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return Estimate{Speed: k.speedLocked(), Samples: k.samples, Error: k.errors.median(),
+		Determined: k.determinedLocked(), Changes: k.changes}
+}
 
-// MedianSpeed is the median of each coefficient, DefaultSpeed of none.
-func MedianSpeed(speeds []Speed) Speed { return DefaultSpeed }
+// MedianSpeed is the median of each coefficient, DefaultSpeed of none. Those of
+// which Estimate.Determined is true make a better one. Speeds with what is no
+// number, or less than 0, are left out.
+func MedianSpeed(speeds []Speed) Speed {
+	var of [3][]float64
+	for _, s := range speeds {
+		if least, most := min(s.A, s.B, s.D), max(s.A, s.B, s.D); least >= 0 && !math.IsInf(most, 1) && most > 0 {
+			of[0], of[1], of[2] = append(of[0], s.A), append(of[1], s.B), append(of[2], s.D)
+		}
+	}
+	n := len(of[0])
+	if n == 0 {
+		return DefaultSpeed
+	}
+	for _, cs := range of {
+		slices.Sort(cs)
+	}
+	median := func(cs []float64) float64 { return cs[(n-1)/2]/2 + cs[n/2]/2 }
+	return Speed{A: median(of[0]), B: median(of[1]), D: median(of[2])}
+}
+
+// errorWindow are the last errors and their median.
+type errorWindow struct {
+	n      int // of them, at most all
+	next   int
+	last   [32]float64 // in the order in which they came, from next on
+	sorted [32]float64
+}
+
+func (w *errorWindow) push(e float64) {
+	count := w.n
+	if count == len(w.last) {
+		i, _ := slices.BinarySearch(w.sorted[:], w.last[w.next])
+		copy(w.sorted[i:], w.sorted[i+1:])
+		count--
+	}
+	w.n = count + 1
+	i, _ := slices.BinarySearch(w.sorted[:count], e)
+	copy(w.sorted[i+1:w.n], w.sorted[i:count])
+	w.sorted[i] = e
+	w.last[w.next] = e
+	w.next = (w.next + 1) % len(w.last)
+}
+
+func (w *errorWindow) median() float64 {
+	if w.n == 0 {
+		return 0
+	}
+	return (w.sorted[(w.n-1)/2] + w.sorted[w.n/2]) / 2
+}
+
+type vector [3]float64
+
+func (v vector) dot(u vector) float64 { return v[0]*u[0] + v[1]*u[1] + v[2]*u[2] }
+
+// matrix is symmetric.
+type matrix [3]vector
+
+func (m *matrix) times(v vector) vector { return vector{m[0].dot(v), m[1].dot(v), m[2].dot(v)} }
+
+// solve returns x, of which none is less than 0, for which m·x is nearest v. m is
+// positive definite. Those that would be less are made 0, the worst first, and the
+// others found again.
+func (m *matrix) solve(v vector) (x vector) {
+	free := [3]bool{true, true, true}
+	for range free {
+		x = m.solveFree(v, free)
+		worst := 0
+		for i := range x {
+			if x[i] < x[worst] {
+				worst = i
+			}
+		}
+		if x[worst] >= 0 {
+			break
+		}
+		free[worst] = false
+	}
+	for i := range x {
+		x[i] = max(x[i], 0)
+	}
+	return x
+}
+
+// solveFree solves for the free ones, the others being 0.
+func (m *matrix) solveFree(v vector, free [3]bool) (x vector) {
+	// Scaled so that its diagonal is 1, then Cholesky.
+	var scale, y vector
+	for i := range scale {
+		if free[i] {
+			scale[i] = 1 / math.Sqrt(m[i][i])
+		}
+	}
+	var l matrix
+	for i := range l {
+		for j := range i {
+			s := m[i][j] * scale[i] * scale[j]
+			for q := range j {
+				s -= l[i][q] * l[j][q]
+			}
+			l[i][j] = s / l[j][j]
+		}
+		d := 1.0
+		for q := range i {
+			d -= l[i][q] * l[i][q]
+		}
+		l[i][i] = math.Sqrt(max(d, 1e-12))
+	}
+	for i := range y {
+		y[i] = v[i] * scale[i]
+		for q := range i {
+			y[i] -= l[i][q] * y[q]
+		}
+		y[i] /= l[i][i]
+	}
+	for i := 2; i >= 0; i-- {
+		x[i] = y[i]
+		for q := i + 1; q < 3; q++ {
+			x[i] -= l[q][i] * x[q]
+		}
+		x[i] /= l[i][i]
+	}
+	for i := range x {
+		x[i] *= scale[i]
+	}
+	return x
+}
+
+// inverseDiagonal is the diagonal of the inverse of m, which is positive definite.
+func (m *matrix) inverseDiagonal() (d vector) {
+	determinant := m[0].dot(vector{m.minor(0, 0), -m.minor(0, 1), m.minor(0, 2)})
+	for i := range d {
+		d[i] = math.Inf(1)
+		if determinant > 0 {
+			d[i] = max(m.minor(i, i)/determinant, 0)
+		}
+	}
+	return d
+}
+
+// minor is the determinant of what is left without a row and a column.
+func (m *matrix) minor(row, column int) float64 {
+	a, b := (row+1)%3, (row+2)%3
+	c, d := (column+1)%3, (column+2)%3
+	if a > b {
+		a, b = b, a
+	}
+	if c > d {
+		c, d = d, c
+	}
+	return m[a][c]*m[b][d] - m[a][d]*m[b][c]
+}

@@ -53,22 +53,22 @@ func Choose(p Policy, r *Request, candidates []Candidate, costs []float64) Choic
 	if !(slack > 0) {
 		slack = 0
 	}
-	var d draw
-	d.lowest(costs, slack)
-	if d.least == math.Inf(1) {
+	var f finalists
+	f.lowest(costs, slack)
+	if f.least == math.Inf(1) {
 		for i := range costs {
-			costs[i] = d.least // NaN, too
+			costs[i] = f.least // NaN, too
 		}
-		d = draw{least: d.least, bar: d.least, many: true}
-		i, _ := d.best(candidates, costs, r.Rand)
+		f = finalists{least: f.least, bar: f.least, many: true}
+		i, _ := f.best(candidates, costs, r.Rand)
 		return Choice{Index: i, Cost: costs[i], Reason: ReasonExcluded}
 	}
 	if slack > 0 && r.Tokens > 0 {
-		d.steps = cachedSteps / float64(r.Tokens)
+		f.steps = cachedSteps / float64(r.Tokens)
 	}
-	i, ties := d.best(candidates, costs, r.Rand)
+	i, ties := f.best(candidates, costs, r.Rand)
 	switch {
-	case costs[i] > d.least:
+	case costs[i] > f.least:
 		return Choice{Index: i, Cost: costs[i], Reason: ReasonSlack}
 	case ties > 1:
 		return Choice{Index: i, Cost: costs[i], Reason: ReasonTie}
@@ -76,8 +76,8 @@ func Choose(p Policy, r *Request, candidates []Candidate, costs []float64) Choic
 	return Choice{Index: i, Cost: costs[i], Reason: ReasonLeast}
 }
 
-// draw is the work of one Choose, on its stack. The zero value is ready for lowest.
-type draw struct {
+// finalists is the work of one Choose, on its stack. The zero value is ready for lowest.
+type finalists struct {
 	least, bar float64
 	// steps is how many of cachedSteps a token is.
 	steps float64
@@ -91,44 +91,59 @@ type draw struct {
 
 // lowest finds the least cost, and what lies within slack above it. +Inf does not,
 // whatever the slack.
-func (d *draw) lowest(costs []float64, slack float64) {
-	d.least, d.bar = math.Inf(1), math.MaxFloat64
-	for i, c := range costs {
-		if !(c <= d.bar) {
-			continue
+func (f *finalists) lowest(costs []float64, slack float64) {
+	f.least, f.bar = math.Inf(1), math.MaxFloat64
+	i := 0
+	// Two at a time, of which mostly none is near.
+	for ; i+1 < len(costs) && !f.many; i += 2 {
+		if costs[i] <= f.bar || costs[i+1] <= f.bar {
+			f.add(costs, i, slack)
+			f.add(costs, i+1, slack)
 		}
-		if d.n == len(d.near) {
-			d.many = true
-			d.least = min(d.least, lowest(costs[i:]))
-			d.bar = min(d.least+slack, math.MaxFloat64)
-			return
-		}
-		if c < d.least {
-			d.least, d.bar = c, min(c+slack, math.MaxFloat64)
-		}
-		d.near[d.n] = int32(i)
-		d.n++
 	}
+	if f.many {
+		f.least = min(f.least, lowest(costs))
+		f.bar = min(f.least+slack, math.MaxFloat64)
+	} else if i < len(costs) {
+		f.add(costs, i, slack)
+	}
+}
+
+// add looks at the i-th.
+func (f *finalists) add(costs []float64, i int, slack float64) {
+	cost := costs[i]
+	if !(cost <= f.bar) {
+		return
+	}
+	if cost < f.least {
+		f.least, f.bar = cost, min(cost+slack, math.MaxFloat64)
+	}
+	if f.n == len(f.near) {
+		f.many = true
+		return
+	}
+	f.near[f.n] = int32(i)
+	f.n++
 }
 
 // best chooses among the candidates that cost bar at most, of which there is one:
 // the one with most cached, then the least loaded, then one of those that are left,
 // which it counts.
-func (d *draw) best(candidates []Candidate, costs []float64, rand uint64) (index, ties int) {
+func (f *finalists) best(candidates []Candidate, costs []float64, rand uint64) (index, ties int) {
 	costs = costs[:len(candidates)]
 	n := len(candidates)
-	if !d.many {
-		n = d.n
+	if !f.many {
+		n = f.n
 	}
 	var first, most int
 	var least float64
 	for k := range n {
-		i := d.at(k)
-		if !(costs[i] <= d.bar) {
+		i := f.at(k)
+		if !(costs[i] <= f.bar) {
 			continue
 		}
 		c := &candidates[i]
-		cached, load := d.cached(c), c.load()
+		cached, load := f.cached(c), c.load()
 		if ties > 0 && cached == most && load == least {
 			ties++
 		} else if ties == 0 || cached > most || cached == most && load < least {
@@ -141,11 +156,11 @@ func (d *draw) best(candidates []Candidate, costs []float64, rand uint64) (index
 	// So many of them are passed over.
 	skip, _ := bits.Mul64(mix(rand), uint64(ties))
 	if ties == n-first {
-		return d.at(first + int(skip)), ties
+		return f.at(first + int(skip)), ties
 	}
 	for k := first; ; k++ {
-		i := d.at(k)
-		if c := &candidates[i]; costs[i] <= d.bar && c.load() == least && d.cached(c) == most {
+		i := f.at(k)
+		if c := &candidates[i]; costs[i] <= f.bar && c.load() == least && f.cached(c) == most {
 			if skip == 0 {
 				return i, ties
 			}
@@ -155,19 +170,19 @@ func (d *draw) best(candidates []Candidate, costs []float64, rand uint64) (index
 }
 
 // at is the k-th candidate that is looked at.
-func (d *draw) at(k int) int {
-	if d.many {
+func (f *finalists) at(k int) int {
+	if f.many {
 		return k
 	}
-	return int(d.near[k])
+	return int(f.near[k])
 }
 
 // cached is how many steps of the prompt the candidate has.
-func (d *draw) cached(c *Candidate) int {
-	if c.Cached <= 0 || d.steps == 0 {
+func (f *finalists) cached(c *Candidate) int {
+	if c.Cached <= 0 || f.steps == 0 {
 		return 0
 	}
-	return int(min(float64(c.Cached)*d.steps, cachedSteps))
+	return int(min(float64(c.Cached)*f.steps, cachedSteps))
 }
 
 // lowest is the least cost, +Inf when there is none.

@@ -56,11 +56,19 @@ type Model struct {
 	// beside it, without effect.
 	Policy  policy.Policy
 	Shadows []*policy.Shadow
+	// State is what its decisions share, whatever snapshot they are made by; nil
+	// is one that all models without their own have.
+	State *ModelState
+	// SessionHeader names the field that tells which conversation a request
+	// belongs to; "" is x-session-id.
+	SessionHeader string
 	// Admission decides whether its requests are taken; nil takes all. Budget is
 	// the time to first token that a request is granted that does not say, 0 is no
 	// bound.
 	Admission *policy.Admission
 	Budget    time.Duration
+	// Waiting is for requests that would be refused otherwise.
+	Waiting Waiting
 	// Prompts follows its prompts; nil when there is no tokenizer. An adapter
 	// has its parent's.
 	Prompts *prompt.Model
@@ -77,6 +85,14 @@ type Model struct {
 	Blocks []int
 	// Replicas that serve it and may be chosen now.
 	Replicas []*Replica
+}
+
+// ModelState is what stays of a model when snapshots are replaced. The agent makes
+// one for each model, and keeps it for as long as the model is listed; requests use
+// it from any goroutine. The zero value is that of a model that nobody has asked for.
+type ModelState struct {
+	turns atomic.Uint64 // decisions
+	room  room
 }
 
 // Replica is one engine endpoint. The agent makes it with NewReplica, keeps it
@@ -97,9 +113,11 @@ type Replica struct {
 	// set before the first snapshot that holds the replica.
 	OnFailure func(inARow int, cause error)
 
+	key      uint64 // of policy.Candidate
 	auth     atomic.Pointer[string]
 	block    atomic.Int32 // tokens; 0 is not known
 	rank     atomic.Int32 // +1; 0 is none
+	large    atomic.Bool
 	gate     gate
 	warmth   warmth
 	failures atomic.Int64 // in a row
@@ -109,6 +127,9 @@ type Replica struct {
 	load        atomic.Pointer[policy.Load]
 	backlog     policy.Backlog
 	calibration policy.Calibration
+	filter      policy.Filter
+	prompts     promptMean  // that were sent there
+	tellsCached atomic.Bool // its engine has told what it had cached of a prompt
 	upstream    upstream
 	// addresses is where it can be dialled.
 	addresses *addresses
@@ -131,6 +152,12 @@ func (r *Replica) SetBlock(tokens int) { r.block.Store(int32(tokens)) }
 // is the whole engine, as it is at first.
 func (r *Replica) SetRank(rank int) { r.rank.Store(int32(max(rank, -1) + 1)) }
 
+// SetLarge says whether the replica is meant for large requests.
+func (r *Replica) SetLarge(large bool) { r.large.Store(large) }
+
+// Large is what SetLarge was told last.
+func (r *Replica) Large() bool { return r.large.Load() }
+
 // SetBounds bounds the requests the replica is sent at one time (0: no bound),
 // and those that wait in the agent for their turn there.
 func (r *Replica) SetBounds(concurrency, pending int) { r.gate.bound(concurrency, pending) }
@@ -146,7 +173,11 @@ func (r *Replica) SlowStart(now time.Time, d time.Duration) {
 func (r *Replica) Share(now time.Time) float64 { return r.warmth.share(now) }
 
 // SetLoad says what the engine has told of its load; nil that nothing is known.
-func (r *Replica) SetLoad(l *policy.Load) { r.load.Store(l) }
+func (r *Replica) SetLoad(l *policy.Load) {
+	r.load.Store(l)
+	_, waiting := l.Foreign()
+	r.backlog.Disturbed(waiting > 0)
+}
 
 // Load is what SetLoad was told last.
 func (r *Replica) Load() *policy.Load { return r.load.Load() }
@@ -156,6 +187,9 @@ func (r *Replica) Backlog() *policy.Backlog { return &r.backlog }
 
 // Calibration is what is known of the replica's speed.
 func (r *Replica) Calibration() *policy.Calibration { return &r.calibration }
+
+// Filter is what nlms has learned of the replica.
+func (r *Replica) Filter() *policy.Filter { return &r.filter }
 
 // Evacuate sends the requests that wait for their first byte to other
 // replicas, as far as there are others: this one has failed its health check.

@@ -97,10 +97,12 @@ func TestGateAgainstModel(t *testing.T) {
 				t.Fatalf("seed %d, step %d: %d inside and %d in line, want %d and %d",
 					seed, step, g.inside.Load(), g.pending.Load(), len(m.inside), len(m.line))
 			}
-			for i, c := range m.line {
-				if g.line[i] != c {
+			i := 0
+			for ticket := range g.line.All() {
+				if m.line[i] != ticket.Value {
 					t.Fatalf("seed %d, step %d: the line is in another order", seed, step)
 				}
+				i++
 			}
 			waiting := 0
 			for c := g.waiting; c != nil; c = c.place.next {

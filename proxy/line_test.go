@@ -312,7 +312,7 @@ func TestPlacesAreGivenBack(t *testing.T) {
 	fleet.Wait()
 	eventually(t, 10*time.Second, "nothing runs", func() bool { return r.s.Datapath().Running == 0 })
 	for _, replica := range r.replicas {
-		if replica.InFlight() != 0 || replica.Pending() != 0 || replica.gate.waiting != nil || len(replica.gate.line) != 0 {
+		if replica.InFlight() != 0 || replica.Pending() != 0 || replica.gate.waiting != nil || replica.gate.line.Len() != 0 {
 			t.Errorf("%s: %d inside, %d in line", replica.ID, replica.InFlight(), replica.Pending())
 		}
 	}
