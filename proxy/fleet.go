@@ -131,6 +131,7 @@ type Replica struct {
 	backlog     policy.Backlog
 	calibration policy.Calibration
 	filter      policy.Filter
+	promises    promises
 	prompts     promptMean  // that were sent there
 	tellsCached atomic.Bool // its engine has told what it had cached of a prompt
 	upstream    upstream
