@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/inferrail/inferrail/policy"
 )
 
@@ -541,4 +543,62 @@ func TestClassOf(t *testing.T) {
 	if got := NewClasses([]Class{{DefaultClass, 1}}).of(nil, nil); *got != (Class{DefaultClass, 1}) {
 		t.Errorf("the default class is %v", got)
 	}
+}
+
+// TestAdmittedExchangeDoesNotAllocate: what a budget, a class and admission cost is
+// no allocation.
+func TestAdmittedExchangeDoesNotAllocate(t *testing.T) {
+	if raceDetector {
+		t.Skip("the race detector allocates, and drops what is pooled")
+	}
+	// As in TestExchangeDoesNotAllocate.
+	n := testing.AllocsPerRun(200, steadyExchange(t, func(t testing.TB, url string) *rig {
+		r := newPlainRig(t, url)
+		r.s.SetClasses(NewClasses([]Class{{"batch", 10}}))
+		r.change(slow)
+		return r
+	}, post(hello, "x-inferrail-budget-ms: 1000\r\nx-inferrail-priority: batch\r\n")))
+	if n > 2 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+// TestWaitsAreCounted: by model and class, also when there is none to count.
+func TestWaitsAreCounted(t *testing.T) {
+	r := newWaitingRig(t, Waiting{Max: 10, Timeout: 20 * time.Second}, 1)
+	r.s.SetClasses(NewClasses([]Class{{"batch", 10}}))
+	r.change(func(m *Model) {
+		m.Admission = policy.NewAdmission(policy.AdmissionRules{Mode: policy.Empirical})
+		m.Budget = 3 * time.Second
+		m.Admission.Observe(time.Now(), 1500*time.Millisecond)
+	})
+	r.busy()
+	r.asks(1, "a", "X-Inferrail-Priority: batch\r\n")
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(r.s)
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, f := range families {
+		for _, m := range f.Metric {
+			if name := f.GetName(); name == "inferrail_requests_waiting" || strings.HasPrefix(name, "inferrail_admission_") {
+				var labels []string
+				for _, l := range m.Label {
+					labels = append(labels, l.GetValue())
+				}
+				got = append(got, fmt.Sprint(name, labels, m.Gauge.GetValue()))
+			}
+		}
+	}
+	want := []string{
+		"inferrail_admission_budget_seconds[m]3", "inferrail_admission_observed_seconds[m]1.5",
+		"inferrail_requests_waiting[batch m]1", "inferrail_requests_waiting[default m]0",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	r.serves("busy", "a")
+	r.waiting(0)
 }
