@@ -158,7 +158,7 @@ func TestRoom(t *testing.T) {
 	t.Run("its deadline", func(t *testing.T) {
 		r := newWaitingRig(t, Waiting{Max: 2, Timeout: 60 * time.Millisecond}, 1)
 		r.busy()
-		r.asks(1, "a").expects(503, "as many requests as it may")
+		r.dial().sends(post(hello)).expects(503, "as many requests as it may")
 		r.waiting(0)
 		eventually(t, 20*time.Second, "it is counted", func() bool { return r.outcome("overloaded") == 1 })
 	})
@@ -166,7 +166,7 @@ func TestRoom(t *testing.T) {
 		r := newWaitingRig(t, patient, 1)
 		r.busy()
 		r.s.SetLimits(Limits{RequestTimeout: 60 * time.Millisecond})
-		r.asks(1, "a").expects(503, "turn did not come in time")
+		r.dial().sends(post(hello)).expects(503, "turn did not come in time")
 	})
 	t.Run("a client leaves", func(t *testing.T) {
 		r := newWaitingRig(t, patient, 1)
@@ -395,7 +395,7 @@ func TestAdmissionTimesOut(t *testing.T) {
 	r := newWaitingRig(t, Waiting{Max: 10, Timeout: 70 * time.Millisecond}, 1)
 	r.change(slow)
 	defer r.pending(r.replicas[0])()
-	resp := r.asks(1, "a", "X-Inferrail-Budget-Ms: 1000\r\n").expects(503, "that this one grants")
+	resp := r.dial().sends(post(hello, "X-Inferrail-Budget-Ms: 1000\r\n")).expects(503, "that this one grants")
 	if resp.Header.Get("Retry-After") == "1" {
 		t.Error("it may come again at once")
 	}
@@ -593,8 +593,8 @@ func TestWaitsAreCounted(t *testing.T) {
 		}
 	}
 	want := []string{
-		"inferrail_admission_budget_seconds[m]3", "inferrail_admission_observed_seconds[m]1.5",
-		"inferrail_requests_waiting[batch m]1", "inferrail_requests_waiting[default m]0",
+		"inferrail_admission_budget_seconds[m] 3", "inferrail_admission_observed_seconds[m] 1.5",
+		"inferrail_requests_waiting[batch m] 1", "inferrail_requests_waiting[default m] 0",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
