@@ -291,7 +291,6 @@ func (x *exchange) lineUp(r *Replica) failure {
 		}
 	}
 	x.replica = r
-	x.decided()
 	now := time.Now()
 	if !now.Before(x.until) {
 		x.leave()

@@ -73,8 +73,8 @@ func (x *exchange) conclude(f failure, u usage, known bool) {
 			first := milliseconds(observed)
 			out.FirstTokenMS = &first
 		}
-		if cached >= 0 {
-			out.CachedTokens = &cached
+		if told := cached; told >= 0 {
+			out.CachedTokens = &told
 		}
 		v.record.Outcome = out
 		select {
