@@ -206,7 +206,8 @@ func (x *exchange) joinRoom() bool {
 		timeout = defaultWaiting
 	}
 	x.room, x.leaveBy = m, earlier(x.until, time.Now().Add(timeout))
-	x.c.s.waits.add(x.waitKey(), 1)
+	x.waitsAs = x.waitKey()
+	x.c.s.waits.add(x.waitsAs, 1)
 	return true
 }
 
@@ -227,7 +228,7 @@ func (x *exchange) leaveRoom(served bool) {
 		x.room = nil
 		m.leave(x.c, served)
 		x.c.s.rooms.leave(m)
-		x.c.s.waits.add(x.waitKey(), -1)
+		x.c.s.waits.add(x.waitsAs, -1)
 	}
 }
 
