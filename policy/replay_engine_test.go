@@ -3,6 +3,7 @@ package policy
 import (
 	"container/heap"
 	"math"
+	"math/rand/v2"
 )
 
 // engineModel is what an engine is like in a replay. Times are in seconds.
@@ -14,6 +15,9 @@ type engineModel struct {
 	// beside it, and stall how fast decoding goes on meanwhile, 1 as ever. 0 and 1
 	// leave interference out.
 	press, stall float64
+	// noise is by how much a prefill is longer or shorter than that, by chance: the
+	// standard deviation of its logarithm.
+	noise float64
 	// kv is how many tokens the sequences that run may have together; 0 is no
 	// bound.
 	kv int
@@ -30,6 +34,7 @@ var reference = engineModel{speed: Speed{60e-6, 1e-9, 5e-3}, blocks: 4000, token
 type engine struct {
 	engineModel
 	slow     float64 // how many times longer all takes
+	chance   *rand.Rand
 	cache    *lru
 	queue    []*visit // the first is being prefilled once it is started
 	started  bool
@@ -55,7 +60,7 @@ type visit struct {
 }
 
 func newEngine(m engineModel, ids int, first, done func(*visit, float64)) *engine {
-	return &engine{engineModel: m, slow: 1, cache: newLRU(m.blocks, ids), first: first, done: done}
+	return &engine{engineModel: m, slow: 1, chance: rand.New(rand.NewPCG(3, 3)), cache: newLRU(m.blocks, ids), first: first, done: done}
 }
 
 // cached is how much of the prompt the engine has.
@@ -99,7 +104,7 @@ func (e *engine) begin() {
 	}
 	e.kvUsed += j.input + j.output
 	j.decoding = len(e.decoding)
-	e.started, e.ends = true, e.now+e.prefill(j.input, j.cached, j.decoding)
+	e.started, e.ends = true, e.now+e.prefill(j.input, j.cached, j.decoding)*math.Exp(e.noise*e.chance.NormFloat64())
 }
 
 // rate is how many tokens a second each sequence gets.

@@ -116,13 +116,18 @@ func (r *replay) run(tr *trace) *outcome {
 					vs[i].report(e, clock(last))
 				}
 			}
+			for _, vs := range views {
+				shareSpeeds(vs)
+			}
 			reported = last
 		}
 		now, mine := clock(at), views[k%agents]
 		req := &Request{Rand: random.Uint64(), Turn: uint64(k / agents), Tokens: a.input, Output: a.output}
 		if len(a.blocks) > 0 {
-			req.Prefix = uint64(a.blocks[0]) + 1
-			req.Session = uint64(a.blocks[min(1, len(a.blocks)-1)]) + 1
+			// As the proxy has them: the first 1,024 tokens, and in a conversation
+			// behind a system prompt what was said first.
+			req.Prefix = uint64(a.blocks[min(1, len(a.blocks)-1)]) + 1
+			req.Session = uint64(a.blocks[min(2, len(a.blocks)-1)]) + 1
 		}
 		for i, e := range engines {
 			e.advance(at)
@@ -210,6 +215,25 @@ func (v *view) report(e *engine, now time.Time) {
 	}
 	l.Follow(v.load)
 	v.load = l
+	_, others := l.Foreign()
+	v.backlog.Disturbed(others > 0)
+}
+
+// shareSpeeds gives the engines of which little was observed the median of the
+// others, as the agent does.
+func shareSpeeds(views []*view) {
+	const enough = 8
+	var known []Speed
+	for _, v := range views {
+		if e := v.calibration.Estimate(); e.Samples >= enough {
+			known = append(known, e.Speed)
+		}
+	}
+	for _, v := range views {
+		if len(known) > 0 && v.calibration.Estimate().Samples < enough {
+			v.calibration.SetPrior(MedianSpeed(known))
+		}
+	}
 }
 
 // leastTimes are what no policy can be better than: every replica has in its cache what
@@ -259,9 +283,7 @@ func named(t testing.TB, name string, weights map[string]float64) Policy {
 // TestReplayOfOthers replays what was measured with another program: of its table
 // for eight replicas on the Mooncake traces the numbers are found again within a few
 // per cent. That program counts the blocks that are not full among those that could
-// have been in a cache, which is why its hit rates are 3 to 5 % lower. Its round
-// robin never begins elsewhere: with which requests a slow replica gets the 99th
-// percentile changes by a third, so that is left out.
+// have been in a cache, which is why its hit rates are 3 to 5 % lower.
 func TestReplayOfOthers(t *testing.T) {
 	conversation, synthetic := readPacked(t, "conversation"), readPacked(t, "synthetic")
 	f := func(tr *trace, p Policy, slow []float64, want outcome) {
@@ -277,15 +299,16 @@ func TestReplayOfOthers(t *testing.T) {
 		near("hit rate", got.hit, want.hit*1.035, 0.03)
 		near("median", got.p50, want.p50, 0.05)
 		near("99th percentile", got.p99, want.p99, 0.08)
-		near("mean", got.mean, want.mean, 0.08)
+		near("mean", got.mean, want.mean, 0.05)
 	}
 	ttft := func(ownWork float64) Policy {
 		return named(t, "cost_model", map[string]float64{"own_work": ownWork, "own_work_busy": 0, "interference": 0, "overload": 0, "slack": 0, "slack_share": 0})
 	}
 	faster := conversation.faster(1.8)
-	f(conversation, RoundRobin{}, nil, outcome{hit: .100, p50: 649, p99: 13165, mean: 1577})
-	f(faster, RoundRobin{}, nil, outcome{hit: .100, p50: 1351, p99: 19153, mean: 3120})
-	f(synthetic, RoundRobin{}, nil, outcome{hit: .166, p50: 1092, p99: 27915, mean: 2362})
+	f(conversation, inTurns{}, nil, outcome{hit: .100, p50: 649, p99: 13165, mean: 1577})
+	f(faster, inTurns{}, nil, outcome{hit: .100, p50: 1351, p99: 19153, mean: 3120})
+	f(conversation, inTurns{}, oneSlow, outcome{p99: 27841})
+	f(synthetic, inTurns{}, nil, outcome{hit: .166, p50: 1092, p99: 27915, mean: 2362})
 	f(conversation, LeastRequest{}, nil, outcome{hit: .095, p50: 792, p99: 13113, mean: 1650})
 	f(faster, LeastRequest{}, nil, outcome{hit: .099, p50: 1355, p99: 15495, mean: 2632})
 	f(conversation, LMetric{}, nil, outcome{hit: .287, p50: 315, p99: 7856, mean: 762})
@@ -311,6 +334,21 @@ func TestReplayOfOthers(t *testing.T) {
 			t.Errorf("%s: the bound is %.0f, %.0f, %.0f", b.tr.name, got.p50, got.p99, got.mean)
 		}
 	}
+}
+
+// inTurns is round robin as that program had it. RoundRobin begins its rounds at
+// other places now and then, which changes what a fleet near its limit makes of one
+// trace by a fifth either way.
+type inTurns struct{}
+
+func (inTurns) Name() string { return "in turns" }
+
+func (inTurns) Score(r *Request, candidates []Candidate, costs []float64) float64 {
+	for i := range candidates {
+		costs[i] = 1
+	}
+	costs[r.Turn%uint64(len(candidates))] = 0
+	return 0
 }
 
 // scene is a trace and the fleet that has to serve it.

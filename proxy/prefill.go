@@ -102,10 +102,8 @@ func (x *exchange) firstToken(now time.Time) {
 		r.calibration.Observe(o)
 	}
 	if a := x.model.Admission; a != nil {
-		// What it has waited to be taken is no fault of the engines.
-		a.Observe(now, now.Sub(x.taken))
+		a.Observe(now, now.Sub(x.sent))
 	}
-	x.c.s.rooms.call()
 	for i := range x.judged {
 		j := &x.judged[i]
 		j.shadow.Settle(x.observed, x.expected, j.expected, j.same)
@@ -119,7 +117,8 @@ func (x *exchange) prefilledWhole() {
 	p := &x.prefill
 	if p.at != nil && !p.streams && x.response.status == http.StatusOK {
 		now := time.Now()
-		if o, ok := p.at.backlog.First(&p.entry, p.at.decoding(now), now); ok && !o.Own {
+		// Nothing is concluded from this prompt, and so not from what is generated now.
+		if o, ok := p.at.backlog.First(&p.entry, 0, now); ok && !o.Own {
 			p.at.calibration.Observe(o)
 		}
 	}
