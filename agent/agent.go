@@ -94,6 +94,7 @@ func Start(ctx context.Context, cfg Config, log *slog.Logger) (_ *Agent, err err
 	a.proxy.LameDuck = min(lameDuck, cfg.Server.ShutdownTimeout/4)
 	a.keys = keysOf(&cfg.Server, nil, time.Now())
 	a.proxy.SetAccess(proxy.NewAccess(a.keys, cfg.Server.CORSOrigins))
+	a.proxy.SetClasses(classesOf(&cfg))
 	if a.datapath.Joiner() == nil {
 		a.proxy.CopyReason = a.datapath.Reason()
 	}

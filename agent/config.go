@@ -45,6 +45,8 @@ type Config struct {
 	Discovery DiscoveryConfig `yaml:"discovery"`
 	Datapath  DatapathConfig  `yaml:"datapath"`
 	Routing   RoutingConfig   `yaml:"routing"`
+	// Classes are those of requests that wait.
+	Classes   []ClassConfig   `yaml:"classes"`
 	Health    HealthConfig    `yaml:"health"`
 	Load      LoadConfig      `yaml:"load"`
 	Retry     RetryConfig     `yaml:"retry"`
@@ -69,6 +71,10 @@ type ModelConfig struct {
 	Weights Weights `yaml:"weights"`
 	// Shadows are beside those of RoutingConfig.
 	Shadows []ShadowConfig `yaml:"shadows"`
+	// Admission and Queue are in place of those of RoutingConfig, as far as they say
+	// something.
+	Admission AdmissionConfig `yaml:"admission"`
+	Queue     QueueConfig     `yaml:"queue"`
 	// SessionHeader is as in RoutingConfig, in place of that; empty leaves it.
 	SessionHeader string `yaml:"session_header"`
 	// Tokenizer is a model's directory, a name org/name[@revision] in the
@@ -200,6 +206,10 @@ type RoutingConfig struct {
 	// SessionHeader is the request header by which clients name the session that a
 	// request belongs to; empty is x-session-id.
 	SessionHeader string `yaml:"session_header"`
+	// Admission says which requests are taken, and Queue which wait instead of being
+	// refused.
+	Admission AdmissionConfig `yaml:"admission"`
+	Queue     QueueConfig     `yaml:"queue"`
 }
 
 // HealthConfig says when a replica takes requests.
@@ -284,6 +294,9 @@ type KeyConfig struct {
 	SHA256 string `yaml:"sha256" secret:"yes"`
 	// Models it may be used for; empty is all.
 	Models []string `yaml:"models"`
+	// Class is that of its requests, unless they name a worse one; the default one
+	// when empty.
+	Class string `yaml:"class"`
 	// What it may use in a minute; 0 is no limit.
 	RequestsPerMinute     int `yaml:"requests_per_minute"`
 	InputTokensPerMinute  int `yaml:"input_tokens_per_minute"`
@@ -296,7 +309,11 @@ func DefaultConfig() Config {
 		Listen:      ":8080",
 		AdminListen: "127.0.0.1:9090",
 		Datapath:    DatapathConfig{Mode: "auto", Hook: "auto", Loop: "auto"},
-		Routing:     RoutingConfig{DefaultPolicy: policy.Default, SessionHeader: "x-session-id"},
+		Routing: RoutingConfig{
+			DefaultPolicy: policy.Default, SessionHeader: "x-session-id",
+			Admission: AdmissionConfig{Mode: policy.AdmissionModes()[0], Percentile: 90, Window: 30 * time.Second},
+			Queue:     QueueConfig{Timeout: 10 * time.Second},
+		},
 		Health: HealthConfig{
 			Interval:           time.Second,
 			Timeout:            500 * time.Millisecond,
@@ -387,6 +404,7 @@ func (c *Config) Validate() error {
 	c.validateReplicas(&p)
 	c.validateDiscovery(&p)
 	c.validateRouting(&p)
+	c.validateAdmission(&p)
 
 	p.oneOf("datapath.mode", c.Datapath.Mode, "auto", "packet", "copy")
 	p.oneOf("datapath.hook", c.Datapath.Hook, "auto", "tcx", "clsact")

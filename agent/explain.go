@@ -59,7 +59,7 @@ func requestFields(h http.Header) http.Header {
 func (f *fleet) explainRefusal(err error) string {
 	refusal := (*proxy.Refusal)(nil)
 	if errors.As(err, &refusal) && refusal.Status == http.StatusNotFound && strings.HasPrefix(refusal.Message, "The model ") {
-		return refusal.Error() + " " + served(f.current())
+		return strings.TrimSuffix(refusal.Error(), ".") + "; " + served(f.current())
 	}
 	return err.Error()
 }

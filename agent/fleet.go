@@ -492,11 +492,14 @@ func (f *fleet) publishLocked() {
 	f.prompts.assign(cfg, s, f.sameLocked())
 	f.cachesLocked(cfg, s)
 	for name, model := range s.Models {
+		var was *proxy.Model
 		if f.snapshot != nil && f.snapshot.Models[name] != nil && f.snapshot.Models[name].Name == name {
-			model.State = f.snapshot.Models[name].State
+			was = f.snapshot.Models[name]
+			model.State = was.State
 		} else {
 			model.State = &proxy.ModelState{}
 		}
+		cfg.grant(model, was)
 	}
 	slices.SortFunc(s.Listed, func(a, b *proxy.Model) int { return strings.Compare(a.Name, b.Name) })
 	for _, mc := range cfg.Models {

@@ -3,6 +3,7 @@ package agent
 import (
 	"maps"
 	"net/http"
+	"time"
 
 	"github.com/inferrail/inferrail/policy"
 )
@@ -15,8 +16,25 @@ type policyReport struct {
 	Policy   string             `json:"policy"`
 	Weights  map[string]float64 `json:"weights"`
 	Replicas int                `json:"replicas"`
-	BudgetMS float64            `json:"budget_ms"`
-	Shadows  []shadowReport     `json:"shadows"`
+	// BudgetMS is the time to first token that a request is granted that does not
+	// say, 0 for any.
+	BudgetMS  float64          `json:"budget_ms"`
+	Admission *admissionReport `json:"admission"` // nil takes all
+	// Waiting are the requests that wait instead of being refused, of which there may
+	// be MaxWaiting.
+	Waiting    int            `json:"waiting"`
+	MaxWaiting int            `json:"max_waiting"`
+	Shadows    []shadowReport `json:"shadows"`
+}
+
+// admissionReport is what decides whether a model's requests are taken. Observed is
+// the Percentile of the times to first token in the Window, 0 of no samples.
+type admissionReport struct {
+	Mode       string  `json:"mode"`
+	Percentile float64 `json:"percentile"`
+	WindowS    float64 `json:"window_s"`
+	ObservedMS float64 `json:"observed_ms"`
+	Samples    int     `json:"samples"`
 }
 
 // shadowReport is a policy beside the live one. Times are in milliseconds, and above
@@ -51,10 +69,18 @@ func (ad *admin) policies(w http.ResponseWriter, _ *http.Request) {
 func (f *fleet) policyReports() []policyReport {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	list := []policyReport{}
+	now, list := time.Now(), []policyReport{}
 	for _, m := range f.snapshot.Listed {
 		row := policyReport{Model: m.Name, Policy: policyName(m.Policy), Weights: map[string]float64{},
 			Replicas: len(m.Replicas), BudgetMS: float64(m.Budget.Microseconds()) / 1000, Shadows: []shadowReport{}}
+		if m.Admission != nil {
+			s := m.Admission.State(now)
+			row.Admission = &admissionReport{s.Mode, s.Percentile, s.Window.Seconds(), thousandths(s.Observed.Seconds() * 1000), s.Samples}
+		}
+		row.MaxWaiting = m.Waiting.Max
+		if m.State != nil {
+			row.Waiting = m.State.Waiting()
+		}
 		chosen := f.policies.models[m.Name]
 		if chosen != nil {
 			row.Weights = allWeights(chosen.name, chosen.weights)

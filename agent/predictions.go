@@ -57,6 +57,11 @@ type calibrationReport struct {
 	// Error is the median of how far off the last predictions were, relative to
 	// what was seen.
 	Error float64 `json:"error"`
+	// Determined: the traffic tells the three numbers apart. Otherwise they are right
+	// together, for prompts such as there were.
+	Determined bool `json:"determined"`
+	// Changes is how often the replica has become slower or faster as a whole.
+	Changes int `json:"changes"`
 }
 
 // predictionReport is one decision. Numbers that are not known are null.
@@ -188,7 +193,7 @@ func (f *fleet) calibrations(replica string) []calibrationReport {
 		}
 		e := m.replica.Calibration().Estimate()
 		list = append(list, calibrationReport{m.id, finiteOr(e.Speed.A*1e6, 0), finiteOr(e.Speed.B*1e9, 0), finiteOr(e.Speed.D*1e3, 0),
-			e.Samples, thousandths(finiteOr(e.Error, 0))})
+			e.Samples, thousandths(finiteOr(e.Error, 0)), e.Determined, e.Changes})
 	}
 	return list
 }

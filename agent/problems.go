@@ -367,6 +367,9 @@ func (p *problems) fill(path string, v reflect.Value, in any) {
 		}
 		out := reflect.MakeSlice(v.Type(), len(list), len(list))
 		for i, item := range list {
+			if d, ok := out.Index(i).Addr().Interface().(interface{ setDefaults() }); ok {
+				d.setDefaults()
+			}
 			p.fill(fmt.Sprintf("%s[%d]", path, i), out.Index(i), item)
 		}
 		v.Set(out)

@@ -174,6 +174,7 @@ func (a *Agent) Reload(cfg Config) error {
 	}
 	a.proxy.SetLimits(limitsOf(&cfg))
 	a.proxy.SetAccess(proxy.NewAccess(a.keys, cfg.Server.CORSOrigins))
+	a.proxy.SetClasses(classesOf(&cfg))
 	if cfg.Decisions != old.Decisions {
 		a.decisions.configure(cfg.Decisions)
 		a.proxy.SetDecisions(a.decisions.records, a.decisions.sample())

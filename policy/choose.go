@@ -50,30 +50,25 @@ func Choose(p Policy, r *Request, candidates []Candidate, costs []float64) Choic
 	}
 	costs = costs[:len(candidates)]
 	slack := p.Score(r, candidates, costs)
-	least := math.Inf(1)
-	for _, c := range costs {
-		if c < least {
-			least = c
-		}
+	if !(slack > 0) {
+		slack = 0
 	}
-	if least == math.Inf(1) {
+	var f finalists
+	f.lowest(costs, slack)
+	if f.least == math.Inf(1) {
 		for i := range costs {
-			costs[i] = math.Inf(1) // NaN, too
+			costs[i] = f.least // NaN, too
 		}
-		i, _ := best(candidates, costs, least, 0, r.Rand)
+		f = finalists{least: f.least, bar: f.least, many: true}
+		i, _ := f.best(candidates, costs, r.Rand)
 		return Choice{Index: i, Cost: costs[i], Reason: ReasonExcluded}
 	}
-	bar, steps := least, 0.0
-	if slack > 0 {
-		// An excluded one is not within any slack.
-		bar = min(least+slack, math.MaxFloat64)
-		if r.Tokens > 0 {
-			steps = cachedSteps / float64(r.Tokens)
-		}
+	if slack > 0 && r.Tokens > 0 {
+		f.steps = cachedSteps / float64(r.Tokens)
 	}
-	i, ties := best(candidates, costs, bar, steps, r.Rand)
+	i, ties := f.best(candidates, costs, r.Rand)
 	switch {
-	case costs[i] > least:
+	case costs[i] > f.least:
 		return Choice{Index: i, Cost: costs[i], Reason: ReasonSlack}
 	case ties > 1:
 		return Choice{Index: i, Cost: costs[i], Reason: ReasonTie}
@@ -81,23 +76,78 @@ func Choose(p Policy, r *Request, candidates []Candidate, costs []float64) Choic
 	return Choice{Index: i, Cost: costs[i], Reason: ReasonLeast}
 }
 
+// finalists is the work of one Choose, on its stack. The zero value is ready for lowest.
+type finalists struct {
+	least, bar float64
+	// steps is how many of cachedSteps a token is.
+	steps float64
+	// near has all candidates that cost bar at most, and maybe others, in their
+	// order: usually few. many: there are more than it has room for, and it is not
+	// used.
+	near [24]int32
+	n    int
+	many bool
+}
+
+// lowest finds the least cost, and what lies within slack above it. +Inf does not,
+// whatever the slack.
+func (f *finalists) lowest(costs []float64, slack float64) {
+	f.least, f.bar = math.Inf(1), math.MaxFloat64
+	i := 0
+	// Two at a time, of which mostly none is near.
+	for ; i+1 < len(costs) && !f.many; i += 2 {
+		if costs[i] <= f.bar || costs[i+1] <= f.bar {
+			f.add(costs, i, slack)
+			f.add(costs, i+1, slack)
+		}
+	}
+	if f.many {
+		f.least = min(f.least, lowest(costs))
+		f.bar = min(f.least+slack, math.MaxFloat64)
+	} else if i < len(costs) {
+		f.add(costs, i, slack)
+	}
+}
+
+// add looks at the i-th.
+func (f *finalists) add(costs []float64, i int, slack float64) {
+	cost := costs[i]
+	if !(cost <= f.bar) {
+		return
+	}
+	if cost < f.least {
+		f.least, f.bar = cost, min(cost+slack, math.MaxFloat64)
+	}
+	if f.n == len(f.near) {
+		f.many = true
+		return
+	}
+	f.near[f.n] = int32(i)
+	f.n++
+}
+
 // best chooses among the candidates that cost bar at most, of which there is one:
-// the one with most cached, in steps for each token, then the least loaded, then
-// one of those that are left, which it counts.
-func best(candidates []Candidate, costs []float64, bar, steps float64, rand uint64) (index, ties int) {
-	index = -1
-	var most, least float64
-	for i, cost := range costs {
-		if !(cost <= bar) {
+// the one with most cached, then the least loaded, then one of those that are left,
+// which it counts.
+func (f *finalists) best(candidates []Candidate, costs []float64, rand uint64) (index, ties int) {
+	costs = costs[:len(candidates)]
+	n := len(candidates)
+	if !f.many {
+		n = f.n
+	}
+	var first, most int
+	var least float64
+	for k := range n {
+		i := f.at(k)
+		if !(costs[i] <= f.bar) {
 			continue
 		}
 		c := &candidates[i]
-		cached, load := c.cachedIn(steps), c.load()
-		switch {
-		case index < 0 || cached > most || cached == most && load < least:
-			index, ties, most, least = i, 1, cached, load
-		case cached == most && load == least:
+		cached, load := f.cached(c), c.load()
+		if ties > 0 && cached == most && load == least {
 			ties++
+		} else if ties == 0 || cached > most || cached == most && load < least {
+			index, first, ties, most, least = i, k, 1, cached, load
 		}
 	}
 	if ties < 2 {
@@ -105,9 +155,12 @@ func best(candidates []Candidate, costs []float64, bar, steps float64, rand uint
 	}
 	// So many of them are passed over.
 	skip, _ := bits.Mul64(mix(rand), uint64(ties))
-	for i := index; ; i++ {
-		c := &candidates[i]
-		if costs[i] <= bar && c.load() == least && c.cachedIn(steps) == most {
+	if ties == n-first {
+		return f.at(first + int(skip)), ties
+	}
+	for k := first; ; k++ {
+		i := f.at(k)
+		if c := &candidates[i]; costs[i] <= f.bar && c.load() == least && f.cached(c) == most {
 			if skip == 0 {
 				return i, ties
 			}
@@ -116,13 +169,47 @@ func best(candidates []Candidate, costs []float64, bar, steps float64, rand uint
 	}
 }
 
-// cachedIn is how much is cached in whole steps, of which there are so many for
-// each token.
-func (c *Candidate) cachedIn(steps float64) float64 {
-	if steps == 0 {
+// at is the k-th candidate that is looked at.
+func (f *finalists) at(k int) int {
+	if f.many {
+		return k
+	}
+	return int(f.near[k])
+}
+
+// cached is how many steps of the prompt the candidate has.
+func (f *finalists) cached(c *Candidate) int {
+	if c.Cached <= 0 || f.steps == 0 {
 		return 0
 	}
-	return math.Floor(min(max(float64(c.Cached), 0)*steps, cachedSteps))
+	return int(min(float64(c.Cached)*f.steps, cachedSteps))
+}
+
+// lowest is the least cost, +Inf when there is none.
+func lowest(costs []float64) float64 {
+	// Four at a time: each of them waits only for every fourth before.
+	a, b, c, d := math.Inf(1), math.Inf(1), math.Inf(1), math.Inf(1)
+	for ; len(costs) >= 4; costs = costs[4:] {
+		if costs[0] < a {
+			a = costs[0]
+		}
+		if costs[1] < b {
+			b = costs[1]
+		}
+		if costs[2] < c {
+			c = costs[2]
+		}
+		if costs[3] < d {
+			d = costs[3]
+		}
+	}
+	a = min(a, b, c, d)
+	for _, cost := range costs {
+		if cost < a {
+			a = cost
+		}
+	}
+	return a
 }
 
 // mix is the finaliser of splitmix64 (Steele, Lea, Flood 2014).

@@ -26,7 +26,7 @@ func timedSets(n, sets int, tiers, pressed float64) [][]Candidate {
 					c.CachedGPU = r.IntN(c.Cached + 1)
 				}
 			}
-			c.InFlight = r.IntN(64)
+			c.InFlight = 16 + r.IntN(32)
 			c.Decoding = r.IntN(c.InFlight + 1)
 			c.Wait = r.Float64() * 0.3
 			c.KV = r.Float64() * 0.9
@@ -41,17 +41,34 @@ func timedSets(n, sets int, tiers, pressed float64) [][]Candidate {
 
 func BenchmarkChoose(b *testing.B) {
 	for _, p := range []Policy{NewCostModel(), LeastRequest{}} {
-		for _, n := range []int{8, 64, 256, 1000} {
-			b.Run(fmt.Sprintf("%s/%d", p.Name(), n), func(b *testing.B) {
-				sets := timedSets(n, 64, 0.1, 0.03)
-				costs := make([]float64, n)
-				b.ReportAllocs()
-				r := Request{Tokens: 8000}
-				for i := range b.N {
-					r.Rand = uint64(i)
-					Choose(p, &r, sets[i%64], costs)
-				}
-			})
+		for _, mix := range []string{"plain", "pressed", "tiers", "idle"} {
+			for _, n := range []int{8, 64, 256, 1000} {
+				b.Run(fmt.Sprintf("%s/%s/%d", p.Name(), mix, n), func(b *testing.B) {
+					tiers, pressed := 0., 0.
+					if mix == "pressed" {
+						pressed = .03
+					}
+					if mix == "tiers" {
+						tiers = .1
+					}
+					sets := timedSets(n, 64, tiers, pressed)
+					if mix == "idle" {
+						for _, s := range sets {
+							for i := range s {
+								s[i] = Candidate{Share: 1, Speed: DefaultSpeed}
+							}
+						}
+					}
+					costs := make([]float64, n)
+					b.ReportAllocs()
+					r := Request{Tokens: 8000}
+					b.ResetTimer()
+					for i := range b.N {
+						r.Rand = uint64(i)
+						Choose(p, &r, sets[i%64], costs)
+					}
+				})
+			}
 		}
 	}
 }

@@ -1,5 +1,7 @@
 package policy
 
+import "time"
+
 // Term is a part of a candidate's cost. It is a value.
 type Term struct {
 	Name  string
@@ -20,4 +22,13 @@ func AppendTerms(dst []Term, p Policy, r *Request, candidates []Candidate, i int
 		return e.AppendTerms(dst, r, candidates, i)
 	}
 	return append(dst, Term{"cost", cost})
+}
+
+// Foresee is what Admit would say now, without effect.
+func (a *Admission) Foresee(now time.Time, predicted, wait, budget time.Duration) Verdict {
+	a.mu.Lock()
+	b := Admission{rules: a.rules, at: a.at, took: a.took, n: a.n, next: a.next, lateUntil: a.lateUntil, lateBudget: a.lateBudget,
+		trickled: a.trickled, observed: a.observed, refused: a.refused}
+	a.mu.Unlock()
+	return b.Admit(now, predicted, wait, budget)
 }

@@ -4,6 +4,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"testing"
+	"time"
 )
 
 // anyRequest and anyCandidates are what a proxy might ask about, and what it never
@@ -69,6 +70,47 @@ func TestTermsAddUp(t *testing.T) {
 					t.Fatalf("%s: the terms of candidate %d are %+v, in sum %v; its cost is %v\nof %+v", name, i, terms[1:], sum, cost, candidates[i])
 				}
 			}
+		}
+	}
+}
+
+// Foresee says what Admit is going to say, however often it is asked before, and
+// changes nothing of what Admit says then: one Admission is foreseen, another one
+// with the same history is not.
+func TestForeseeIsWithoutEffect(t *testing.T) {
+	random := rand.New(rand.NewPCG(7, 7))
+	for _, mode := range AdmissionModes() {
+		m, err := ParseAdmissionMode(mode)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rules := AdmissionRules{Mode: m}
+		foreseen, other := NewAdmission(rules), NewAdmission(rules)
+		now, refused := time.Unix(1_000_000, 0), 0
+		for range 5000 {
+			now = now.Add(time.Duration(random.IntN(200)) * time.Millisecond)
+			if random.IntN(2) == 0 {
+				took := time.Duration(random.IntN(4000)) * time.Millisecond
+				foreseen.Observe(now, took)
+				other.Observe(now, took)
+			}
+			predicted := time.Duration(random.IntN(4000)) * time.Millisecond
+			wait := predicted * time.Duration(random.IntN(3)) / 3
+			budget := time.Duration(random.IntN(3)) * time.Second
+			var said Verdict
+			for range random.IntN(3) + 1 {
+				said = foreseen.Foresee(now, predicted, wait, budget)
+			}
+			got, want := foreseen.Admit(now, predicted, wait, budget), other.Admit(now, predicted, wait, budget)
+			if said != got || got != want {
+				t.Fatalf("%s: foreseen %+v, then %+v; unasked %+v", mode, said, got, want)
+			}
+			if got.Refuse {
+				refused++
+			}
+		}
+		if (refused == 0) != (m == RankOnly) {
+			t.Errorf("%s has refused %d requests", mode, refused)
 		}
 	}
 }

@@ -124,8 +124,10 @@ func (r *replay) run(tr *trace) *outcome {
 		now, mine := clock(at), views[k%agents]
 		req := &Request{Rand: random.Uint64(), Turn: uint64(k / agents), Tokens: a.input, Output: a.output}
 		if len(a.blocks) > 0 {
-			req.Prefix = uint64(a.blocks[0]) + 1
-			req.Session = uint64(a.blocks[min(1, len(a.blocks)-1)]) + 1
+			// As the proxy has them: the first 1,024 tokens, and in a conversation
+			// behind a system prompt what was said first.
+			req.Prefix = uint64(a.blocks[min(1, len(a.blocks)-1)]) + 1
+			req.Session = uint64(a.blocks[min(2, len(a.blocks)-1)]) + 1
 		}
 		for i, e := range engines {
 			e.advance(at)

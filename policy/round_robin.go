@@ -14,14 +14,16 @@ import (
 // request is tried again among the others: that takes the turn of whoever comes next,
 // so that in an order which never changed it would come next for ever and be left
 // out. So the order is shuffled, by the number of candidates and Turn, after rounds
-// rounds. Among candidates that stay the same each has exactly one turn a round.
+// rounds: seldom, so as to be what others call round robin, in step with periodic
+// traffic where it is. Among candidates that stay the same each has exactly one turn
+// a round.
 //
 // A replica that takes part of its share takes that part of its turns. The rest go
 // to the others, by their shares, at random. The zero value is ready.
 type RoundRobin struct{}
 
 // rounds is after how many rounds there is another order.
-const rounds = 16
+const rounds = 256
 
 // Name implements Policy.
 func (RoundRobin) Name() string { return "round_robin" }

@@ -77,7 +77,7 @@ func (s *Shadow) Judge(r *Request, candidates []Candidate, live int, costs []flo
 	}
 	better := 0.0
 	if chosen != live {
-		better = finite(TTFT(r, &candidates[live]) - TTFT(r, &candidates[chosen]))
+		better = bounded(TTFT(r, &candidates[live]) - TTFT(r, &candidates[chosen]))
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -99,7 +99,7 @@ func (s *Shadow) Judge(r *Request, candidates []Candidate, live int, costs []flo
 func (s *Shadow) Settle(observed, expected, shadow float64, same bool) {
 	better, off := 0.0, 0.0
 	if !same {
-		better, off = finite(observed-shadow), finite(observed-expected)
+		better, off = bounded(observed-shadow), bounded(observed-expected)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -129,11 +129,16 @@ func (s *Shadow) Regret() Regret {
 	return r
 }
 
-// finite is a difference of times, none where that is no number: what is not known
-// is to nobody's credit.
-func finite(seconds float64) float64 {
-	if math.IsNaN(seconds) || math.IsInf(seconds, 0) {
+// mostRegret bounds what one decision adds to a sum, in seconds: it is about as long
+// as a first token is waited for at all. Without a bound a single absurd prediction
+// would be all that a sum tells for ever.
+const mostRegret = 600
+
+// bounded is a difference of times within mostRegret, none where that is no number:
+// what is not known is to nobody's credit.
+func bounded(seconds float64) float64 {
+	if math.IsNaN(seconds) {
 		return 0
 	}
-	return seconds
+	return min(max(seconds, -mostRegret), mostRegret)
 }

@@ -87,17 +87,26 @@ func TestShadowKeepsItsSums(t *testing.T) {
 	if got := s.Regret(); got != (Regret{}) {
 		t.Errorf("no decision is counted: %+v", got)
 	}
-	for _, bad := range []float64{math.NaN(), math.Inf(1), math.Inf(-1)} {
-		candidates[0].Wait = bad
-		s.Judge(r, candidates, 0, costs)
-		s.Settle(bad, 1, 1, false)
-		s.Settle(1, bad, bad, false)
-	}
+	nan := math.NaN()
+	s.Settle(nan, 1, 1, false)
+	s.Settle(1, nan, nan, false)
 	got := s.Regret()
 	for _, sum := range []float64{got.Predicted, got.Observed, got.Error, got.Low, got.Median, got.High} {
 		if sum != 0 {
 			t.Errorf("%+v", got)
 		}
+	}
+
+	// One absurd prediction counts for no more than a request that is given up.
+	s = &Shadow{Policy: leastWait{}}
+	for _, bad := range []float64{math.Inf(1), math.MaxFloat64} {
+		candidates[0].Wait = bad
+		s.Judge(r, candidates, 0, costs)
+		s.Settle(bad, 1, 1, false)
+		s.Settle(1, bad, bad, false)
+	}
+	if got := s.Regret(); got.Predicted != 2*mostRegret || got.ObservedBetter != 2*mostRegret || got.ObservedWorse != 2*mostRegret || got.Error != 0 {
+		t.Errorf("%+v", got)
 	}
 }
 

@@ -180,17 +180,21 @@ func (b *blocks) look(x *index.Index, replicas []*Replica) {
 }
 
 // at is what look has found at a replica: nothing when it was not called, or at
-// one that has joined since.
-func (b *blocks) at(r *Replica) cached {
+// one that has joined since. exact: it is known from the engine's events.
+func (b *blocks) at(r *Replica) (c cached, exact bool) {
 	i := b.of(r)
-	switch {
-	case !b.looked || i < 0:
-	case len(b.prompts) == b.stride():
-		return cachedOf(&b.prompts[i], b.looks[i].Held(r.Slot))
-	case r.Slot < len(b.found):
-		return b.found[r.Slot]
+	if !b.looked || i < 0 {
+		return cached{}, false
 	}
-	return cached{}
+	l := &b.looks[i]
+	exact = b.sizes != nil && l.Exact(r.Slot)
+	switch {
+	case len(b.prompts) == b.stride():
+		return cachedOf(&b.prompts[i], l.Held(r.Slot)), exact
+	case r.Slot < len(b.found):
+		return b.found[r.Slot], exact
+	}
+	return cached{}, exact
 }
 
 // cachedOf is what an engine that holds so much of a prompt need not compute.
@@ -199,15 +203,12 @@ func cachedOf(p *index.Prompt, h index.Held) cached {
 		const tokens = index.TextBlock / bytesPerToken
 		return cached{int(h[index.Tiers-1]) * tokens, int(h[index.GPU]) * tokens, int(h[index.CPU]) * tokens}
 	}
+	all := p.Cached(h)
+	if h[index.GPU] == h[index.Tiers-1] { // mostly so
+		return cached{all, all, all}
+	}
 	in := func(blocks int32) int { return p.Cached(index.Held{index.Tiers - 1: blocks}) }
-	return cached{in(h[index.Tiers-1]), in(h[index.GPU]), in(h[index.CPU])}
-}
-
-// exact reports that what look has found at a replica is known from its engine's
-// events.
-func (b *blocks) exact(r *Replica) bool {
-	i := b.of(r)
-	return b.looked && i >= 0 && b.sizes != nil && b.looks[i].Exact(r.Slot)
+	return cached{all, in(h[index.GPU]), in(h[index.CPU])}
 }
 
 // Held is how much of a prompt a replica has in its cache.

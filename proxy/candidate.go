@@ -42,9 +42,9 @@ func (x *exchange) pick(line bool) (r *Replica, full bool) {
 		c := &x.candidates[n]
 		r.describe(c, now)
 		if b := x.blocks; b != nil {
-			found := b.at(r)
+			var found cached
+			found, c.Exact = b.at(r)
 			c.Cached, c.CachedGPU, c.CachedCPU = found.any, found.gpu, found.cpu
-			c.Exact = b.exact(r)
 		}
 	}
 	x.describe()
@@ -161,11 +161,10 @@ func (x *exchange) answerSize() int {
 func (r *Replica) describe(c *policy.Candidate, now time.Time) {
 	speed, inside := r.calibration.Speed(), r.InFlight()
 	ahead, wait := r.backlog.Ahead(&speed, now)
-	*c = policy.Candidate{
-		Slot: r.Slot, Key: r.key, Speed: speed, Ahead: ahead, Wait: wait,
-		InFlight: inside + r.Pending(), Decoding: max(inside-int(ahead.Prompts), 0),
-		Share: r.warmth.share(now), Large: r.large.Load(), Filter: r.filter.State(),
-	}
+	*c = policy.Candidate{}
+	c.Slot, c.Key, c.Speed, c.Ahead, c.Wait = r.Slot, r.key, speed, ahead, wait
+	c.InFlight, c.Decoding = inside+r.Pending(), max(inside-int(ahead.Prompts), 0)
+	c.Share, c.Large, c.Filter = r.warmth.share(now), r.large.Load(), r.filter.State()
 	l := r.load.Load()
 	if !l.Fresh(now) {
 		return

@@ -190,7 +190,8 @@ func (x *exchange) joinRoom() bool {
 	most := 0 // of the prompt that a replica has cached
 	if x.blocks != nil {
 		for _, r := range x.model.Replicas {
-			most = max(most, x.blocks.at(r).any)
+			c, _ := x.blocks.at(r)
+			most = max(most, c.any)
 		}
 	}
 	x.c.place.ticket.Tokens = x.asked.Tokens - most

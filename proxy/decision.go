@@ -131,7 +131,9 @@ type Decision struct {
 	BlockSize int `json:"block_size"`
 	// OutputTokens is how long the answer may be, 0 when that is not known.
 	OutputTokens int `json:"output_tokens"`
-	// BudgetMS is the time to first token that is granted, 0 for any.
+	// Class is the request's, and BudgetMS the time to first token that it grants, 0
+	// for any.
+	Class    string  `json:"class,omitempty"`
 	BudgetMS float64 `json:"budget_ms,omitempty"`
 	// HasPrefix and HasSession: it is known how the prompt begins, and to which
 	// conversation it belongs.
@@ -144,10 +146,16 @@ type Decision struct {
 	// reason why they are none.
 	Replicas []Considered `json:"replicas"`
 	// Winner is the replica that was chosen, "" for none, and Reason says why in a
-	// few words. Waits: it has no free place, so that the request waits for its turn.
+	// few words.
 	Winner string `json:"winner"`
-	Waits  bool   `json:"waits,omitempty"`
 	Reason string `json:"reason"`
+	// Admission is why the request is taken, or why it is not if Refused is set: then
+	// it may come again after RetryAfterMS. Waits says where it waits for its turn
+	// first, "" for nowhere. Only Explain sets them, but for Admission.
+	Admission    string  `json:"admission,omitempty"`
+	Refused      bool    `json:"refused,omitempty"`
+	RetryAfterMS float64 `json:"retry_after_ms,omitempty"`
+	Waits        string  `json:"waits,omitempty"`
 	// PredictedMS is the expected time to first token there.
 	PredictedMS Number           `json:"predicted_ms"`
 	Shadows     []ShadowDecision `json:"shadows,omitempty"`
@@ -264,6 +272,10 @@ func (x *exchange) tell(d *Decision) {
 		HasPrefix: asked.Prefix != 0, HasSession: asked.Session != 0,
 		Rand: strconv.FormatUint(asked.Rand, 16), Turn: asked.Turn,
 		Reason: x.choice.Reason, PredictedMS: Number(math.Inf(1)),
+		BudgetMS: float64(x.budget) / float64(time.Millisecond), Admission: x.verdict,
+	}
+	if x.class != nil {
+		d.Class = x.class.Name
 	}
 	if !d.Exact {
 		d.BlockSize = index.TextBlock

@@ -4,6 +4,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"strconv"
+	"time"
 
 	"github.com/inferrail/inferrail/policy"
 )
@@ -31,21 +32,37 @@ func (s *Server) Explain(path string, header http.Header, body []byte) (*Decisio
 	x.turned, x.asked.Rand, x.asked.Turn = true, rand.Uint64(), x.state().turns.Load()+1
 	d := new(Decision)
 	r, full := x.pick(false)
-	waits := false
-	if r == nil && full {
-		r, _ = x.pick(true)
-		waits = r != nil
+	line := r == nil && full
+	for _, x.displaces = range []bool{false, true} {
+		if r == nil && full {
+			r, _ = x.pick(true)
+		}
 	}
 	x.replica = r // for tell only: it is in no gate
 	x.tell(d)
 	x.replica = nil
-	d.Waits = waits
 	switch {
-	case r != nil:
-	case full:
-		d.Reason = "none: every replica has as many requests as it may; the answer would be 503"
-	default:
+	case r == nil && full:
+		d.Reason = "none: every replica has as many requests as it may"
+	case r == nil:
 		d.Reason = "none: no replica takes requests; the answer would be 503"
+	case line:
+		d.Waits = "in the line of " + r.ID
+	}
+	if a := x.model.Admission; a != nil && r != nil && x.computes() {
+		wait := durationOf(x.candidates[x.choice.Index].Wait)
+		if line {
+			wait = max(wait, 1) // it does not begin at once
+		}
+		v := a.Foresee(time.Now(), durationOf(x.expected), wait, x.budget)
+		d.Admission, d.Refused, d.RetryAfterMS = v.Reason, v.Refuse, float64(v.RetryAfter.Milliseconds())
+	}
+	switch ahead := !x.mayTry(); {
+	case !ahead && !d.Refused && (r != nil || !full):
+	case x.model.Waiting.Max > x.state().Waiting():
+		d.Waits = "in the queue of " + x.model.Name
+	case r == nil:
+		d.Reason += "; the answer would be 503"
 	}
 	for _, shadow := range x.model.Shadows {
 		costs := make([]float64, len(x.candidates))
@@ -97,7 +114,10 @@ func (x *exchange) understand() failure {
 			return badKey
 		}
 	}
-	return x.findModel(x.c.s.fleet.Load())
+	if f := x.findModel(x.c.s.fleet.Load()); f != none {
+		return f
+	}
+	return x.classify()
 }
 
 // ShadowReport is how one of a model's shadows has done.

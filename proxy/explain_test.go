@@ -173,7 +173,7 @@ func TestExplainNamesWhoIsFull(t *testing.T) {
 		}
 		return d
 	}
-	if d := explain(); d.Winner == "" || d.Waits || d.Exact || d.Why == "" {
+	if d := explain(); d.Winner == "" || d.Waits != "" || d.Exact || d.Why == "" {
 		t.Errorf("at first: %+v", d)
 	}
 	var clients []*client
@@ -190,7 +190,7 @@ func TestExplainNamesWhoIsFull(t *testing.T) {
 	}
 	fill(2)
 	d := explain()
-	if d.Winner != "e1" || d.Waits {
+	if d.Winner != "e1" || d.Waits != "" {
 		t.Errorf("with a place left: %+v", d)
 	}
 	at := slices.IndexFunc(d.Replicas, func(r Considered) bool { return r.Replica == "e0" })
@@ -198,7 +198,7 @@ func TestExplainNamesWhoIsFull(t *testing.T) {
 		t.Errorf("a full replica: %+v", d.Replicas)
 	}
 	fill(1)
-	if d := explain(); d.Winner != "e1" || !d.Waits {
+	if d := explain(); d.Winner != "e1" || d.Waits != "in the line of e1" {
 		t.Errorf("when all are full and one has a line: %+v", d)
 	}
 	r.replicas[1].SetBounds(2, 0)

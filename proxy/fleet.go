@@ -95,6 +95,9 @@ type ModelState struct {
 	room  room
 }
 
+// Waiting is how many of the model's requests wait instead of being refused.
+func (s *ModelState) Waiting() int { return int(s.room.waiting.Load()) }
+
 // Replica is one engine endpoint. The agent makes it with NewReplica, keeps it
 // across snapshots for as long as the endpoint is a member, and closes it when
 // it has left and its last request has ended. Its methods may be called from

@@ -49,7 +49,10 @@ func (x *exchange) expectPrefill() {
 	}
 	p.at, p.sent = x.replica, now
 	p.sequences = x.sequences()
-	p.exact = x.call.uncached(x.path) || x.blocks != nil && x.blocks.exact(x.replica)
+	p.exact = x.call.uncached(x.path)
+	if b := x.blocks; b != nil && !p.exact {
+		_, p.exact = b.at(x.replica)
+	}
 	p.work = x.workWith(p.cached)
 	if p.work == (policy.Work{}) {
 		p.at = nil // nothing is to be computed

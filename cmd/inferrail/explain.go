@@ -124,6 +124,8 @@ func (c *explainCommand) ask(ctx context.Context, body []byte) ([]byte, error) {
 		return nil, fmt.Errorf("the answer of %s breaks off: %w", c.Admin, err)
 	case resp.StatusCode == http.StatusOK:
 		return answer, nil
+	case resp.StatusCode == http.StatusBadRequest && text != "":
+		return nil, errors.New(text)
 	case resp.StatusCode == http.StatusUnauthorized:
 		return nil, fmt.Errorf("the agent at %s wants its admin token: INFERRAIL_ADMIN_TOKEN or --token", c.Admin)
 	case resp.StatusCode == http.StatusNotFound:
@@ -208,10 +210,14 @@ func printExplanation(out io.Writer, x *agent.Explanation) error {
 	switch {
 	case x.Winner == "":
 		fmt.Fprintf(w, "winner     %s\n", x.Reason)
-	case x.Waits:
-		fmt.Fprintf(w, "winner     %s (%s), where it would wait for a place\n", x.Winner, x.Reason)
 	default:
 		fmt.Fprintf(w, "winner     %s (%s), first token expected in %s\n", x.Winner, x.Reason, inMilliseconds(float64(x.PredictedMS)))
+	}
+	switch {
+	case x.Refused && x.Waits == "":
+		fmt.Fprintf(w, "refused    %s; it may come again in %s\n", x.Admission, inMilliseconds(x.RetryAfterMS))
+	case x.Waits != "":
+		fmt.Fprintf(w, "waits      %s\n", x.Waits)
 	}
 	for _, s := range x.Shadows {
 		same := "the same"
