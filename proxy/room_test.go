@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/http"
 	"slices"
 	"strings"
@@ -11,6 +12,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/inferrail/inferrail/policy"
 )
@@ -156,7 +159,7 @@ func TestRoom(t *testing.T) {
 	t.Run("its deadline", func(t *testing.T) {
 		r := newWaitingRig(t, Waiting{Max: 2, Timeout: 60 * time.Millisecond}, 1)
 		r.busy()
-		r.asks(1, "a").expects(503, "as many requests as it may")
+		r.dial().sends(post(hello)).expects(503, "as many requests as it may")
 		r.waiting(0)
 		eventually(t, 20*time.Second, "it is counted", func() bool { return r.outcome("overloaded") == 1 })
 	})
@@ -164,7 +167,7 @@ func TestRoom(t *testing.T) {
 		r := newWaitingRig(t, patient, 1)
 		r.busy()
 		r.s.SetLimits(Limits{RequestTimeout: 60 * time.Millisecond})
-		r.asks(1, "a").expects(503, "turn did not come in time")
+		r.dial().sends(post(hello)).expects(503, "turn did not come in time")
 	})
 	t.Run("a client leaves", func(t *testing.T) {
 		r := newWaitingRig(t, patient, 1)
@@ -393,7 +396,7 @@ func TestAdmissionTimesOut(t *testing.T) {
 	r := newWaitingRig(t, Waiting{Max: 10, Timeout: 70 * time.Millisecond}, 1)
 	r.change(slow)
 	defer r.pending(r.replicas[0])()
-	resp := r.asks(1, "a", "X-Inferrail-Budget-Ms: 1000\r\n").expects(503, "that this one grants")
+	resp := r.dial().sends(post(hello, "X-Inferrail-Budget-Ms: 1000\r\n")).expects(503, "that this one grants")
 	if resp.Header.Get("Retry-After") == "1" {
 		t.Error("it may come again at once")
 	}
@@ -540,5 +543,144 @@ func TestClassOf(t *testing.T) {
 
 	if got := NewClasses([]Class{{DefaultClass, 1}}).of(nil, nil); *got != (Class{DefaultClass, 1}) {
 		t.Errorf("the default class is %v", got)
+	}
+}
+
+// TestAdmittedExchangeDoesNotAllocate: what a budget, a class and admission cost is
+// no allocation.
+func TestAdmittedExchangeDoesNotAllocate(t *testing.T) {
+	if raceDetector {
+		t.Skip("the race detector allocates, and drops what is pooled")
+	}
+	// As in TestExchangeDoesNotAllocate.
+	n := testing.AllocsPerRun(200, steadyExchange(t, func(t testing.TB, url string) *rig {
+		r := newPlainRig(t, url)
+		r.s.SetClasses(NewClasses([]Class{{"batch", 10}}))
+		r.change(slow)
+		return r
+	}, post(hello, "x-inferrail-budget-ms: 1000\r\nx-inferrail-priority: batch\r\n")))
+	if n > 2 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+// TestWaitsAreCounted: by model and class, also when there is none to count.
+func TestWaitsAreCounted(t *testing.T) {
+	r := newWaitingRig(t, Waiting{Max: 10, Timeout: 20 * time.Second}, 1)
+	r.s.SetClasses(NewClasses([]Class{{"batch", 10}}))
+	r.change(func(m *Model) {
+		m.Admission = policy.NewAdmission(policy.AdmissionRules{Mode: policy.Empirical})
+		m.Budget = 3 * time.Second
+		m.Admission.Observe(time.Now(), 1500*time.Millisecond)
+	})
+	r.busy()
+	r.asks(1, "a", "X-Inferrail-Priority: batch\r\n")
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(r.s)
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, f := range families {
+		for _, m := range f.Metric {
+			if name := f.GetName(); name == "inferrail_requests_waiting" || strings.HasPrefix(name, "inferrail_admission_") {
+				var labels []string
+				for _, l := range m.Label {
+					labels = append(labels, l.GetValue())
+				}
+				got = append(got, fmt.Sprint(name, labels, m.Gauge.GetValue()))
+			}
+		}
+	}
+	want := []string{
+		"inferrail_admission_budget_seconds[m] 3", "inferrail_admission_observed_seconds[m] 1.5",
+		"inferrail_requests_waiting[batch m] 1", "inferrail_requests_waiting[default m] 0",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	r.serves("busy", "a")
+	r.waiting(0)
+}
+
+// TestRoomUnderRaces: whoever comes, is called, gives up, gives way or is taken at
+// the same time, there are never more than may wait, and nobody waits uncalled.
+func TestRoomUnderRaces(t *testing.T) {
+	const most = 5
+	_, tcp := pair(t)
+	var m room
+	var served, gaveWay, refused atomic.Int64
+	over := make(chan struct{})
+	var news, all sync.WaitGroup
+	news.Go(func() {
+		for {
+			select {
+			case <-over:
+				return
+			default:
+				m.call()
+				time.Sleep(10 * time.Microsecond)
+			}
+		}
+	})
+	for i := range 16 {
+		all.Go(func() {
+			rng := rand.New(rand.NewPCG(uint64(i), 5))
+			c := &conn{tcp: tcp, nudge: make(chan struct{}, 1)}
+			for range 500 {
+				c.x.budget = []time.Duration{0, time.Millisecond, time.Second}[rng.IntN(3)]
+				p := &c.place
+				p.ticket.Class, p.ticket.Tenant, p.ticket.Tokens = rng.IntN(3), string(rune('a'+rng.IntN(3))), rng.IntN(5000)
+				m.passes(p.ticket.Class, c.x.budget)
+				if !m.join(c, most) {
+					refused.Add(1)
+					continue
+				}
+				if n := m.waiting.Load(); n > most {
+					t.Errorf("%d wait", n)
+				}
+				called := m.first(c)
+				for {
+					if p.displaced.Load() {
+						if m.leave(c, false) {
+							t.Error("one that gave way was still in")
+						}
+						gaveWay.Add(1)
+						break
+					}
+					if called || m.called(c) {
+						if rng.IntN(3) > 0 {
+							// It may have had to give way while it was taken.
+							m.leave(c, true)
+							served.Add(1)
+							break
+						}
+						called = false
+						m.pass(c, rng.IntN(2) == 0)
+					}
+					if rng.IntN(1000) == 0 {
+						m.leave(c, false)
+						break
+					}
+					select {
+					case <-c.nudge:
+					case <-time.After(20 * time.Second):
+						t.Error("nobody is called")
+						m.leave(c, false)
+						return
+					}
+				}
+			}
+		})
+	}
+	all.Wait()
+	close(over)
+	news.Wait()
+	if m.waiting.Load() != 0 || m.queue.Len() != 0 {
+		t.Errorf("at the end %d wait", m.queue.Len())
+	}
+	if served.Load() < 500 || gaveWay.Load() == 0 || refused.Load() == 0 {
+		t.Errorf("too little happened: %d served, %d gave way, %d were refused", served.Load(), gaveWay.Load(), refused.Load())
 	}
 }
