@@ -100,6 +100,10 @@ func (x *exchange) expectPrefill() {
 		p.at = nil // nothing is to be computed
 		return
 	}
+	if r := x.replica; r.disturbed.Load() && !r.load.Load().Fresh(now) {
+		r.disturbed.Store(false)
+		r.backlog.Disturbed(false) // nobody tells that any more
+	}
 	p.streams = x.call.stream || string(x.path) == "/generate_stream"
 	speed := x.replica.calibration.Speed()
 	x.replica.backlog.Enter(&p.entry, p.work, p.streams, now, speed.Time(p.work))
