@@ -20,6 +20,9 @@
 //	relay       relay.go     the body: copied by a shard's goroutine, or carried by the kernel
 //	finish      exchange.go  one deferred call: release, count
 //
+// What is told of a choice is in decision.go, and journal.go keeps the last ones.
+// explain.go goes the same way up to choose, for a request that is only asked about.
+//
 // From choose to first byte is one attempt. One that fails is followed by
 // another, at another replica, until the client has been sent a byte.
 //
