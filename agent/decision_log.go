@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
-	"math"
 	"os"
 	"path/filepath"
 	"sync/atomic"
@@ -38,7 +37,7 @@ func (c *Config) validateDecisions(p *problems) {
 }
 
 // decisionsQueue is how many decisions wait to be written. One of a fleet of 256
-// replicas takes some 100 KB.
+// replicas takes some 200 KB.
 const decisionsQueue = 256
 
 // decisionBatch is about how many bytes are written at one time.
@@ -150,6 +149,7 @@ func (l *decisionLog) write(d *proxy.Decision) {
 	l.buffer = l.buffer[:0]
 	n := uint64(0)
 	for d != nil {
+		d.WorkOut()
 		line, err := json.Marshal(d)
 		if err != nil {
 			l.failed.Add(1)
@@ -247,12 +247,4 @@ func (l *decisionLog) Describe(ch chan<- *prometheus.Desc) {
 func (l *decisionLog) Collect(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(decisionsWrittenDesc, prometheus.CounterValue, float64(l.written.Load()))
 	ch <- prometheus.MustNewConstMetric(decisionsFailedDesc, prometheus.CounterValue, float64(l.failed.Load()))
-}
-
-// finiteOr is f, or another number when it is none that JSON has.
-func finiteOr(f, other float64) float64 {
-	if math.IsNaN(f) || math.IsInf(f, 0) {
-		return other
-	}
-	return f
 }
