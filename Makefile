@@ -15,7 +15,7 @@ RUN_ARGS = $(or $(ARGS),--sim 3)
 TEST_ARGS = $(or $(ARGS),./...)
 
 .DEFAULT_GOAL = help
-.PHONY: help run build tokenizers test python-tokenizers test-library test-tokenizers test-vllm lint generate bench-datapath bench-gateway bench-prompt bench-index soak clean
+.PHONY: help run build tokenizers test python-tokenizers test-library test-tokenizers test-vllm lint generate bench-datapath bench-gateway bench-prompt bench-index replay soak clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-16s%s\n", $$1, $$2}' Makefile
@@ -156,6 +156,9 @@ bench-prompt: tokenizers python-tokenizers ## measure how long a chat takes to i
 bench-index: ## measure looking up and changing the KV index, and the table in it beside maps with locks
 	INFERRAIL_BENCH_INDEX=$(CURDIR)/bench/results/index.json \
 		go test -count 1 -timeout 0 -run '^TestIndexTiming$$' -v ./index
+
+replay: ## replay traces through every policy in virtual time, and with other weights of the default one; ten minutes
+	go test -count 1 -timeout 0 -run '^TestReplay(Table|Weights)$$' -v ./policy -replay
 
 SOAK ?= 20m
 soak: ## engines that fail in all ways under 300 requests/s for SOAK=20m, slow streams, and 3,000 turns of conversations; the packet tier needs root

@@ -16,7 +16,7 @@ func keysOf(c *ServerConfig, old []*proxy.Key, now time.Time) (keys []*proxy.Key
 		budgets[k.Name] = k.Budget
 	}
 	for _, kc := range c.APIKeys {
-		k := &proxy.Key{Name: kc.Name, Models: kc.Models, Budget: budgets[kc.Name]}
+		k := &proxy.Key{Name: kc.Name, Models: kc.Models, Class: kc.Class, Budget: budgets[kc.Name]}
 		// Validate has seen to the length.
 		hex.Decode(k.Hash[:], []byte(kc.SHA256))
 		rates := policy.Rates{

@@ -33,7 +33,7 @@ type admin struct {
 
 func newAdmin(a *Agent) *http.Server {
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(a.proxy, a.datapath, a.fleet, a.fleet.prompts, indexMetrics{a.fleet}, loadMetrics{a.fleet}, &a.reloads,
+	registry.MustRegister(a.proxy, a.datapath, a.fleet, a.fleet.prompts, indexMetrics{a.fleet}, loadMetrics{a.fleet}, &a.reloads, a.decisions,
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if a.certificate != nil {
@@ -51,6 +51,9 @@ func newAdmin(a *Agent) *http.Server {
 	mux.HandleFunc("GET /debug/index", ad.index)
 	mux.HandleFunc("GET /debug/datapath", ad.datapath)
 	mux.HandleFunc("/debug/prompt", ad.prompt)
+	mux.HandleFunc("/explain", ad.explain)
+	mux.HandleFunc("GET /debug/predictions", ad.predictions)
+	mux.HandleFunc("GET /debug/policy", ad.policies)
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)

@@ -36,6 +36,7 @@ type Agent struct {
 	datapath    *datapath
 	proxy       *proxy.Server
 	fleet       *fleet
+	decisions   *decisionLog
 	admin       *http.Server
 	adminBusy   busyConns // of admin
 
@@ -93,6 +94,7 @@ func Start(ctx context.Context, cfg Config, log *slog.Logger) (_ *Agent, err err
 	a.proxy.LameDuck = min(lameDuck, cfg.Server.ShutdownTimeout/4)
 	a.keys = keysOf(&cfg.Server, nil, time.Now())
 	a.proxy.SetAccess(proxy.NewAccess(a.keys, cfg.Server.CORSOrigins))
+	a.proxy.SetClasses(classesOf(&cfg))
 	if a.datapath.Joiner() == nil {
 		a.proxy.CopyReason = a.datapath.Reason()
 	}
@@ -101,6 +103,8 @@ func Start(ctx context.Context, cfg Config, log *slog.Logger) (_ *Agent, err err
 	}
 	a.proxy.SetPrompts(a.fleet.prompts.pool, a.fleet.prompts)
 	a.proxy.SetIndex(a.fleet.index, a.fleet)
+	a.decisions = newDecisionLog(cfg.Decisions, log)
+	a.proxy.SetDecisions(a.decisions.records, a.decisions.sample())
 	a.datapath.name = a.fleet.replicaID
 	a.admin = newAdmin(a)
 	a.reloads.last = time.Now()
@@ -235,6 +239,7 @@ func (a *Agent) Stop(ctx context.Context) error {
 		a.adminL.Close()
 	}
 	err := a.proxy.Shutdown(ctx)
+	a.decisions.close()
 	// A successor has learned for itself by now, and what this agent knows would
 	// be out of date for the one after it.
 	if file := a.cfg.Load().Index.Snapshot; file != "" && !a.listener.given.Load() {

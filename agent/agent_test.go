@@ -125,7 +125,7 @@ func TestAdminPages(t *testing.T) {
 	f("/healthz", 200, "ok")
 	f("/readyz", 200, "ok")
 	f("/metrics", 200, `inferrail_replica_up{replica="r0"} 1`, "go_goroutines", "process_open_fds")
-	f("/debug/fleet", 200, `"id": "r0"`, `"policy": "least_request"`, `"up": true`)
+	f("/debug/fleet", 200, `"id": "r0"`, `"policy": "cost_model"`, `"up": true`)
 	f("/debug/datapath", 200, `"tier": "copy"`, `"reason":`, `"wakeups":`, `"wakeups_per_1000_chunks":`)
 	f("/", 404)
 	var counts struct {

@@ -45,12 +45,15 @@ type Config struct {
 	Discovery DiscoveryConfig `yaml:"discovery"`
 	Datapath  DatapathConfig  `yaml:"datapath"`
 	Routing   RoutingConfig   `yaml:"routing"`
+	// Classes are those of requests that wait.
+	Classes   []ClassConfig   `yaml:"classes"`
 	Health    HealthConfig    `yaml:"health"`
 	Load      LoadConfig      `yaml:"load"`
 	Retry     RetryConfig     `yaml:"retry"`
 	Tokenizer TokenizerConfig `yaml:"tokenizer"`
 	Index     IndexConfig     `yaml:"index"`
 	Server    ServerConfig    `yaml:"server"`
+	Decisions DecisionsConfig `yaml:"decisions"`
 
 	// misread is what ParseConfig could not use; Validate reports it.
 	misread problems
@@ -63,7 +66,17 @@ type ModelConfig struct {
 	// Aliases are further names that clients may use for it.
 	Aliases []string `yaml:"aliases"`
 	// Policy chooses among its replicas; empty means RoutingConfig.DefaultPolicy.
-	Policy string `yaml:"policy"`
+	// Weights are the policy's.
+	Policy  string  `yaml:"policy"`
+	Weights Weights `yaml:"weights"`
+	// Shadows are beside those of RoutingConfig.
+	Shadows []ShadowConfig `yaml:"shadows"`
+	// Admission and Queue are in place of those of RoutingConfig, as far as they say
+	// something.
+	Admission AdmissionConfig `yaml:"admission"`
+	Queue     QueueConfig     `yaml:"queue"`
+	// SessionHeader is as in RoutingConfig, in place of that; empty leaves it.
+	SessionHeader string `yaml:"session_header"`
 	// Tokenizer is a model's directory, a name org/name[@revision] in the
 	// Hugging Face cache, builtin:sim, or none. When empty it is looked for
 	// where the engine says that the model is, and then by the model's name.
@@ -183,7 +196,20 @@ type RetryConfig struct {
 
 // RoutingConfig says how replicas are chosen.
 type RoutingConfig struct {
-	DefaultPolicy string `yaml:"default_policy"`
+	// DefaultPolicy is the policy of models that have none of their own, and
+	// Weights are its weights.
+	DefaultPolicy string  `yaml:"default_policy"`
+	Weights       Weights `yaml:"weights"`
+	// Shadows choose beside the policy of every model, without effect, and count
+	// how they would have done.
+	Shadows []ShadowConfig `yaml:"shadows"`
+	// SessionHeader is the request header by which clients name the session that a
+	// request belongs to; empty is x-session-id.
+	SessionHeader string `yaml:"session_header"`
+	// Admission says which requests are taken, and Queue which wait instead of being
+	// refused.
+	Admission AdmissionConfig `yaml:"admission"`
+	Queue     QueueConfig     `yaml:"queue"`
 }
 
 // HealthConfig says when a replica takes requests.
@@ -268,6 +294,9 @@ type KeyConfig struct {
 	SHA256 string `yaml:"sha256" secret:"yes"`
 	// Models it may be used for; empty is all.
 	Models []string `yaml:"models"`
+	// Class is that of its requests, unless they name a worse one; the default one
+	// when empty.
+	Class string `yaml:"class"`
 	// What it may use in a minute; 0 is no limit.
 	RequestsPerMinute     int `yaml:"requests_per_minute"`
 	InputTokensPerMinute  int `yaml:"input_tokens_per_minute"`
@@ -280,7 +309,11 @@ func DefaultConfig() Config {
 		Listen:      ":8080",
 		AdminListen: "127.0.0.1:9090",
 		Datapath:    DatapathConfig{Mode: "auto", Hook: "auto", Loop: "auto"},
-		Routing:     RoutingConfig{DefaultPolicy: policy.Default},
+		Routing: RoutingConfig{
+			DefaultPolicy: policy.Default, SessionHeader: "x-session-id",
+			Admission: AdmissionConfig{Mode: policy.AdmissionModes()[0], Percentile: 90, Window: 30 * time.Second},
+			Queue:     QueueConfig{Timeout: 10 * time.Second},
+		},
 		Health: HealthConfig{
 			Interval:           time.Second,
 			Timeout:            500 * time.Millisecond,
@@ -294,6 +327,7 @@ func DefaultConfig() Config {
 		Retry:     RetryConfig{MaxAttempts: 3, Backoff: 25 * time.Millisecond},
 		Tokenizer: TokenizerConfig{Workers: 2, MaxWait: 50 * time.Millisecond, CacheBytes: 256 << 20},
 		Index:     IndexConfig{MaxBytes: 1 << 30, DefaultCapacity: 16384},
+		Decisions: DecisionsConfig{Sample: 0.01},
 		Server: ServerConfig{
 			IdleTimeout:     2 * time.Minute,
 			HeadTimeout:     10 * time.Second,
@@ -369,7 +403,8 @@ func (c *Config) Validate() error {
 	c.validateModels(&p)
 	c.validateReplicas(&p)
 	c.validateDiscovery(&p)
-	p.policy("routing.default_policy", c.Routing.DefaultPolicy)
+	c.validateRouting(&p)
+	c.validateAdmission(&p)
 
 	p.oneOf("datapath.mode", c.Datapath.Mode, "auto", "packet", "copy")
 	p.oneOf("datapath.hook", c.Datapath.Hook, "auto", "tcx", "clsact")
@@ -398,6 +433,7 @@ func (c *Config) Validate() error {
 	c.validateTokenizer(&p)
 	c.validateIndex(&p)
 	c.validateServer(&p)
+	c.validateDecisions(&p)
 	return p.err()
 }
 
@@ -416,6 +452,9 @@ func (c *Config) Check() error {
 	}
 	if file := c.Index.Snapshot; file != "" {
 		p.directoryOf("index.snapshot", file)
+	}
+	if file := c.Decisions.File; file != "" {
+		p.directoryOf("decisions.file", file)
 	}
 	for i, r := range c.Replicas {
 		p.keyFile(fmt.Sprintf("replicas[%d].api_key_file", i), r.APIKeyFile)
@@ -629,9 +668,6 @@ func (c *Config) validateModels(p *problems) {
 			p.add(path+".name", "%q is already %s", m.Name, first)
 		} else {
 			names[m.Name] = path + ".name"
-		}
-		if m.Policy != "" {
-			p.policy(path+".policy", m.Policy)
 		}
 		p.tokenizer(path+".tokenizer", m.Tokenizer)
 		p.notNegative(path+".block_size", m.BlockSize)

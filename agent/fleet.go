@@ -57,6 +57,7 @@ type fleet struct {
 	servers  []*server
 	snapshot *proxy.Fleet
 	shadowed map[string]bool // aliases already reported as hidden by a model
+	policies policies        // of models
 	// cacheNames are the names that base models have in the index.
 	cacheNames map[string]string
 	// warm is what a snapshot holds that no member has taken yet.
@@ -445,20 +446,20 @@ func (f *fleet) enginesLocked() {
 func (f *fleet) publishLocked() {
 	s := &proxy.Fleet{Models: map[string]*proxy.Model{}}
 	cfg := f.cfg.Load()
-	defaultPolicy, _ := policy.New(cfg.Routing.DefaultPolicy, nil)
+	newModel := func(name string) *proxy.Model {
+		chosen := f.policies.of(cfg, name)
+		model := &proxy.Model{Name: name, Policy: chosen.live, Shadows: chosen.shadows, SessionHeader: chosen.sessionHeader}
+		s.Models[name] = model
+		return model
+	}
 	for _, mc := range cfg.Models {
-		choose := defaultPolicy
-		if mc.Policy != "" {
-			choose, _ = policy.New(mc.Policy, nil)
-		}
-		s.Models[mc.Name] = &proxy.Model{Name: mc.Name, Policy: choose}
+		newModel(mc.Name)
 	}
 	listed := map[*proxy.Model]bool{}
 	add := func(m *member, c card, serves bool) {
 		model := s.Models[c.ID]
 		if model == nil {
-			model = &proxy.Model{Name: c.ID, Policy: defaultPolicy}
-			s.Models[c.ID] = model
+			model = newModel(c.ID)
 		}
 		if !listed[model] {
 			listed[model] = true
@@ -490,6 +491,16 @@ func (f *fleet) publishLocked() {
 	f.addLastResortLocked(s)
 	f.prompts.assign(cfg, s, f.sameLocked())
 	f.cachesLocked(cfg, s)
+	for name, model := range s.Models {
+		var was *proxy.Model
+		if f.snapshot != nil && f.snapshot.Models[name] != nil && f.snapshot.Models[name].Name == name {
+			was = f.snapshot.Models[name]
+			model.State = was.State
+		} else {
+			model.State = &proxy.ModelState{}
+		}
+		cfg.grant(model, was)
+	}
 	slices.SortFunc(s.Listed, func(a, b *proxy.Model) int { return strings.Compare(a.Name, b.Name) })
 	for _, mc := range cfg.Models {
 		for _, alias := range mc.Aliases {
@@ -502,6 +513,7 @@ func (f *fleet) publishLocked() {
 			}
 		}
 	}
+	f.policies.keep(func(name string) bool { return s.Models[name] != nil })
 	f.snapshot = s
 	f.publish(s)
 	f.moveLocked()

@@ -20,8 +20,6 @@ import (
 
 	"github.com/goccy/go-yaml"
 	"golang.org/x/sys/unix"
-
-	"github.com/inferrail/inferrail/policy"
 )
 
 // problems collects what is wrong with a configuration. The zero value is none.
@@ -57,10 +55,6 @@ func (p *problems) oneOf(path, value string, known ...string) {
 	if !slices.Contains(known, value) {
 		p.add(path, "%q is unknown; want %s", value, strings.Join(known, ", "))
 	}
-}
-
-func (p *problems) policy(path, name string) {
-	p.oneOf(path, name, policy.Names()...)
 }
 
 func (p *problems) positive(path string, d time.Duration) {
@@ -324,6 +318,18 @@ func (p *problems) fill(path string, v reflect.Value, in any) {
 	case Bytes:
 		p.fillBytes(path, v, in)
 		return
+	case Weights:
+		p.fillWeights(path, v, in)
+		return
+	case ShadowConfig:
+		if name, ok := in.(string); ok {
+			v.Set(reflect.ValueOf(ShadowConfig{Policy: name}))
+			return
+		}
+		if _, ok := in.(yaml.MapSlice); !ok {
+			p.add(path, "is %s; want the name of a policy, or keys and values such as policy: lmetric", kind(path, in))
+			return
+		}
 	case KVEventsConfig:
 		// Its mode may stand for the whole.
 		switch mode := in.(type) {
@@ -361,6 +367,9 @@ func (p *problems) fill(path string, v reflect.Value, in any) {
 		}
 		out := reflect.MakeSlice(v.Type(), len(list), len(list))
 		for i, item := range list {
+			if d, ok := out.Index(i).Addr().Interface().(interface{ setDefaults() }); ok {
+				d.setDefaults()
+			}
 			p.fill(fmt.Sprintf("%s[%d]", path, i), out.Index(i), item)
 		}
 		v.Set(out)
@@ -385,6 +394,16 @@ func (p *problems) fill(path string, v reflect.Value, in any) {
 			return
 		}
 		v.SetInt(n)
+	case reflect.Float64:
+		f, ok := in.(float64)
+		if n, whole := integer(in); whole {
+			f, ok = float64(n), true
+		}
+		if !ok {
+			p.add(path, "is %s; want a number", kind(path, in))
+			return
+		}
+		v.SetFloat(f)
 	default:
 		panic("BUG: configuration field of kind " + v.Kind().String() + " at " + path)
 	}

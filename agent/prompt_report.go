@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"runtime"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/inferrail/inferrail/index"
@@ -18,7 +17,7 @@ import (
 )
 
 const (
-	// maxPromptReport bounds the body of a request to /debug/prompt, and
+	// maxPromptReport bounds the body of a request to /debug/prompt or /explain, and
 	// promptReports how many are answered at one time: the answer takes some twenty
 	// times the memory.
 	maxPromptReport = 8 << 20
@@ -75,37 +74,17 @@ type promptHolder struct {
 // prompt follows the prompt of the request whose body is posted, as the proxy
 // would, and shows what comes of it. Nothing is sent to an engine.
 func (ad *admin) prompt(w http.ResponseWriter, r *http.Request) {
-	began := time.Now()
-	if r.Method != http.MethodPost {
-		w.Header().Set("Allow", http.MethodPost)
-		http.Error(w, promptReportUsage, http.StatusMethodNotAllowed)
-		return
-	}
 	path := r.URL.Query().Get("path")
 	kind, ok := proxy.PromptKind(path)
-	if !ok {
+	if r.Method == http.MethodPost && !ok {
 		http.Error(w, fmt.Sprintf("%q is no path of requests that generate; %s, or another such path", path, promptReportUsage), http.StatusBadRequest)
 		return
 	}
-	select {
-	case ad.prompts <- struct{}{}:
-		defer func() { <-ad.prompts }()
-	default:
-		w.Header().Set("Retry-After", "1")
-		http.Error(w, fmt.Sprintf("%d prompts are being looked at; try again", promptReports), http.StatusServiceUnavailable)
+	body, done, ok := ad.posted(w, r, promptReportUsage)
+	if !ok {
 		return
 	}
-	// A connection that cannot have a deadline keeps its place until it ends.
-	_ = http.NewResponseController(w).SetReadDeadline(began.Add(promptReportTime))
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxPromptReport))
-	switch {
-	case errors.As(err, new(*http.MaxBytesError)):
-		http.Error(w, fmt.Sprintf("the body is larger than %v", Bytes(maxPromptReport)), http.StatusRequestEntityTooLarge)
-		return
-	case err != nil:
-		http.Error(w, "the body has not arrived: "+err.Error(), http.StatusBadRequest)
-		return
-	}
+	defer done()
 	model, err := modelOf(ad.agent.fleet.current(), body)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
@@ -120,6 +99,38 @@ func (ad *admin) prompt(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// posted reads the body of a request to a page that looks at one. If ok is not set
+// it has answered; else the request has one of the places for such until done.
+func (ad *admin) posted(w http.ResponseWriter, r *http.Request, usage string) (body []byte, done func(), ok bool) {
+	began := time.Now()
+	if r.Method != http.MethodPost {
+		w.Header().Set("Allow", http.MethodPost)
+		http.Error(w, usage, http.StatusMethodNotAllowed)
+		return nil, nil, false
+	}
+	select {
+	case ad.prompts <- struct{}{}:
+	default:
+		w.Header().Set("Retry-After", "1")
+		http.Error(w, fmt.Sprintf("%d prompts are being looked at; try again", promptReports), http.StatusServiceUnavailable)
+		return nil, nil, false
+	}
+	done = func() { <-ad.prompts }
+	// A connection that cannot have a deadline keeps its place until it ends.
+	_ = http.NewResponseController(w).SetReadDeadline(began.Add(promptReportTime))
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxPromptReport))
+	switch {
+	case errors.As(err, new(*http.MaxBytesError)):
+		http.Error(w, fmt.Sprintf("the body is larger than %v", Bytes(maxPromptReport)), http.StatusRequestEntityTooLarge)
+	case err != nil:
+		http.Error(w, "the body has not arrived: "+err.Error(), http.StatusBadRequest)
+	default:
+		return body, done, true
+	}
+	done()
+	return nil, nil, false
+}
+
 // modelOf returns the model that a request's body names, by whatever name.
 func modelOf(s *proxy.Fleet, body []byte) (*proxy.Model, error) {
 	var request struct {
@@ -128,17 +139,7 @@ func modelOf(s *proxy.Fleet, body []byte) (*proxy.Model, error) {
 	if err := json.Unmarshal(body, &request); err != nil {
 		return nil, fmt.Errorf("the body is no JSON object with a model: %v; %s", err, promptReportUsage)
 	}
-	var names []string
-	for _, m := range s.Listed {
-		names = append(names, m.Name)
-	}
-	if n := len(names); n > 20 {
-		names = append(slices.Clip(names[:20]), fmt.Sprintf("%d more", n-20))
-	}
-	served := "those served are " + strings.Join(names, ", ")
-	if len(names) == 0 {
-		served = "none is served"
-	}
+	served := served(s)
 	switch {
 	case request.Model == nil && len(s.Listed) == 1:
 		return s.Listed[0], nil

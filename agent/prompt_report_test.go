@@ -3,13 +3,10 @@ package agent
 import (
 	"encoding/json"
 	"fmt"
-	"io"
 	"net"
-	"net/http"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/inferrail/inferrail/index"
 	"github.com/inferrail/inferrail/simulator"
@@ -18,28 +15,7 @@ import (
 // postPrompt asks /debug/prompt.
 func postPrompt(t *testing.T, a *Agent, path, body string, fields ...string) (status int, text string) {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), "POST", "http://"+a.AdminAddr().String()+"/debug/prompt"+path, strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, field := range fields {
-		name, value, _ := strings.Cut(field, ": ")
-		if name == "Host" {
-			req.Host = value
-		}
-		req.Header.Set(name, value)
-	}
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 30 * time.Second}
-	resp, err := client.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	answer, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return resp.StatusCode, string(answer)
+	return postPage(t, a, "/debug/prompt"+path, body, fields...)
 }
 
 // reported is what /debug/prompt answers.

@@ -98,6 +98,7 @@ func (a *Agent) follow(s Source) {
 			if a.certificate != nil {
 				a.certificate.look(a.cfg.Load().Server.TLS)
 			}
+			a.decisions.reopen()
 		case <-tick.C:
 			now := look()
 			// Twice the same: what is still being written is not used.
@@ -173,6 +174,11 @@ func (a *Agent) Reload(cfg Config) error {
 	}
 	a.proxy.SetLimits(limitsOf(&cfg))
 	a.proxy.SetAccess(proxy.NewAccess(a.keys, cfg.Server.CORSOrigins))
+	a.proxy.SetClasses(classesOf(&cfg))
+	if cfg.Decisions != old.Decisions {
+		a.decisions.configure(cfg.Decisions)
+		a.proxy.SetDecisions(a.decisions.records, a.decisions.sample())
+	}
 	a.reloads.applied++
 	a.reloads.problems, a.reloads.last = 0, time.Now()
 	if err := a.fleet.reconfigure(&cfg); err != nil {

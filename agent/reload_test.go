@@ -473,7 +473,7 @@ func TestCachesAreConfiguredAnew(t *testing.T) {
 	const ranks = 2
 	any := "tcp://127.0.0.1:0"
 	engine, err := simulator.Start(simulator.Config{ServedModelName: []string{"m", "n"}, ZeroLatency: true, EnablePromptTokensDetails: true,
-		NumGPUBlocks: 300, DataParallelSize: ranks, KVEvents: simulator.KVEvents{Endpoint: any, ReplayEndpoint: any}})
+		NumGPUBlocks: 300, DataParallelSize: ranks, KVEvents: simulator.KVEvents{Endpoint: any, ReplayEndpoint: any, BufferSteps: 1 << 20}})
 	if err != nil {
 		t.Fatal(err)
 	}

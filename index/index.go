@@ -78,6 +78,7 @@ type slot struct {
 	number  int
 	size    atomic.Int64 // the records of its tree, for the choice of who gives up some
 	waiting atomic.Int32 // goroutines that wait for the mutex
+	exact   atomic.Bool  // state is Exact
 
 	mu     sync.Mutex // guards what follows
 	gone   bool       // it has left
@@ -275,6 +276,7 @@ func (x *Index) SetState(number int, state State, why string) {
 		return
 	}
 	s.state = state
+	s.exact.Store(state == Exact)
 	s.tree.foresee(0)
 	switch state {
 	case Exact:
@@ -439,6 +441,11 @@ func (l *Lookup) Held(number int) (h Held) {
 		s.shadow.beyond(l.prompt, &h)
 	}
 	return
+}
+
+// Exact reports that a slot is in the state Exact.
+func (l *Lookup) Exact(number int) bool {
+	return number >= 0 && number < len(l.slots) && l.slots[number] != nil && l.slots[number].exact.Load()
 }
 
 // SlotStats is what there is to say of a slot.

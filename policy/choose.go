@@ -1,72 +1,220 @@
 package policy
 
-import "math"
+import (
+	"math"
+	"math/bits"
+)
 
-// Choice is what Choose has decided.
+// Choice is what Choose has decided. It is a value.
 type Choice struct {
 	// Index is that of the candidate, -1 when there is none.
 	Index int
-	// Cost is the candidate's.
+	// Cost is the candidate's, +Inf when all are excluded.
 	Cost float64
-	// Reason is a few words for people.
+	// Reason is a few words for people, one of the Reason constants.
 	Reason string
 }
+
+// What a Choice was made by.
+const (
+	// ReasonNone: there was no candidate.
+	ReasonNone = "no candidate"
+	// ReasonLeast: it costs less than all others.
+	ReasonLeast = "least cost"
+	// ReasonTie: it was drawn from several that are as good in everything.
+	ReasonTie = "least cost, tie"
+	// ReasonSlack: others cost less, by less than the slack, and it has more of the
+	// prompt cached or is less loaded.
+	ReasonSlack = "within slack of the least cost"
+	// ReasonExcluded: none should be chosen, and it is the least loaded.
+	ReasonExcluded = "all excluded, least loaded"
+)
+
+// cachedSteps is how finely Choose tells apart how much of a prompt is cached: in
+// sixteenths of it. A first block that all prompts share, or a few tokens of a
+// template, are no reason to prefer a replica that is busier; the turns of a
+// conversation before this one are.
+const cachedSteps = 16
 
 // Choose lets p give the candidates their costs, which it leaves in costs (as many
 // as candidates, the caller's memory), and chooses the one with the least. Of
 // those within the slack of a policy that has one it prefers the one that has most
 // of the prompt in its cache, so that a conversation does not flap between two that
 // are as good; of equals the less loaded one; then one by Request.Rand, each with
-// the same probability. When none should be chosen it takes the least loaded one. It
-// allocates nothing.
+// the same probability. When all costs are +Inf or NaN it takes the least loaded
+// one: a request is better served badly than not at all. It may be called from any
+// goroutine and allocates nothing.
 func Choose(p Policy, r *Request, candidates []Candidate, costs []float64) Choice {
 	if len(candidates) == 0 {
-		return Choice{Index: -1, Reason: "no candidate"}
+		return Choice{Index: -1, Reason: ReasonNone}
 	}
 	costs = costs[:len(candidates)]
 	slack := p.Score(r, candidates, costs)
-	least := math.Inf(1)
-	for _, c := range costs {
-		if c < least {
-			least = c
+	if !(slack > 0) {
+		slack = 0
+	}
+	var f finalists
+	f.lowest(costs, slack)
+	if f.least == math.Inf(1) {
+		for i := range costs {
+			costs[i] = f.least // NaN, too
+		}
+		f = finalists{least: f.least, bar: f.least, many: true}
+		i, _ := f.best(candidates, costs, r.Rand)
+		return Choice{Index: i, Cost: costs[i], Reason: ReasonExcluded}
+	}
+	if slack > 0 && r.Tokens > 0 {
+		f.steps = cachedSteps / float64(r.Tokens)
+	}
+	i, ties := f.best(candidates, costs, r.Rand)
+	switch {
+	case costs[i] > f.least:
+		return Choice{Index: i, Cost: costs[i], Reason: ReasonSlack}
+	case ties > 1:
+		return Choice{Index: i, Cost: costs[i], Reason: ReasonTie}
+	}
+	return Choice{Index: i, Cost: costs[i], Reason: ReasonLeast}
+}
+
+// finalists is the work of one Choose, on its stack. The zero value is ready for lowest.
+type finalists struct {
+	least, bar float64
+	// steps is how many of cachedSteps a token is.
+	steps float64
+	// near has all candidates that cost bar at most, and maybe others, in their
+	// order: usually few. many: there are more than it has room for, and it is not
+	// used.
+	near [24]int32
+	n    int
+	many bool
+}
+
+// lowest finds the least cost, and what lies within slack above it. +Inf does not,
+// whatever the slack.
+func (f *finalists) lowest(costs []float64, slack float64) {
+	f.least, f.bar = math.Inf(1), math.MaxFloat64
+	i := 0
+	// Two at a time, of which mostly none is near.
+	for ; i+1 < len(costs) && !f.many; i += 2 {
+		if costs[i] <= f.bar || costs[i+1] <= f.bar {
+			f.add(costs, i, slack)
+			f.add(costs, i+1, slack)
 		}
 	}
-	best, ties, rand := -1, uint64(0), r.Rand
-	for i := range candidates {
-		if !(costs[i] <= least+slack) {
+	if f.many {
+		f.least = min(f.least, lowest(costs))
+		f.bar = min(f.least+slack, math.MaxFloat64)
+	} else if i < len(costs) {
+		f.add(costs, i, slack)
+	}
+}
+
+// add looks at the i-th.
+func (f *finalists) add(costs []float64, i int, slack float64) {
+	cost := costs[i]
+	if !(cost <= f.bar) {
+		return
+	}
+	if cost < f.least {
+		f.least, f.bar = cost, min(cost+slack, math.MaxFloat64)
+	}
+	if f.n == len(f.near) {
+		f.many = true
+		return
+	}
+	f.near[f.n] = int32(i)
+	f.n++
+}
+
+// best chooses among the candidates that cost bar at most, of which there is one:
+// the one with most cached, then the least loaded, then one of those that are left,
+// which it counts.
+func (f *finalists) best(candidates []Candidate, costs []float64, rand uint64) (index, ties int) {
+	costs = costs[:len(candidates)]
+	n := len(candidates)
+	if !f.many {
+		n = f.n
+	}
+	var first, most int
+	var least float64
+	for k := range n {
+		i := f.at(k)
+		if !(costs[i] <= f.bar) {
 			continue
 		}
-		if best >= 0 {
-			switch a, b := &candidates[i], &candidates[best]; {
-			case slack > 0 && a.Cached != b.Cached:
-				if a.Cached > b.Cached {
-					best, ties = i, 1
-				}
-				continue
-			case a.load() != b.load():
-				if a.load() < b.load() {
-					best, ties = i, 1
-				}
-				continue
+		c := &candidates[i]
+		cached, load := f.cached(c), c.load()
+		if ties > 0 && cached == most && load == least {
+			ties++
+		} else if ties == 0 || cached > most || cached == most && load < least {
+			index, first, ties, most, least = i, k, 1, cached, load
+		}
+	}
+	if ties < 2 {
+		return index, ties
+	}
+	// So many of them are passed over.
+	skip, _ := bits.Mul64(mix(rand), uint64(ties))
+	if ties == n-first {
+		return f.at(first + int(skip)), ties
+	}
+	for k := first; ; k++ {
+		i := f.at(k)
+		if c := &candidates[i]; costs[i] <= f.bar && c.load() == least && f.cached(c) == most {
+			if skip == 0 {
+				return i, ties
 			}
-		}
-		ties++
-		rand += 0x9e3779b97f4a7c15
-		if mix(rand)%ties == 0 {
-			best = i
+			skip--
 		}
 	}
-	if best < 0 {
-		best = 0
+}
+
+// at is the k-th candidate that is looked at.
+func (f *finalists) at(k int) int {
+	if f.many {
+		return k
 	}
-	if ties > 1 {
-		return Choice{Index: best, Cost: costs[best], Reason: "least cost, tie"}
+	return int(f.near[k])
+}
+
+// cached is how many steps of the prompt the candidate has.
+func (f *finalists) cached(c *Candidate) int {
+	if c.Cached <= 0 || f.steps == 0 {
+		return 0
 	}
-	return Choice{Index: best, Cost: costs[best], Reason: "least cost"}
+	return int(min(float64(c.Cached)*f.steps, cachedSteps))
+}
+
+// lowest is the least cost, +Inf when there is none.
+func lowest(costs []float64) float64 {
+	// Four at a time: each of them waits only for every fourth before.
+	a, b, c, d := math.Inf(1), math.Inf(1), math.Inf(1), math.Inf(1)
+	for ; len(costs) >= 4; costs = costs[4:] {
+		if costs[0] < a {
+			a = costs[0]
+		}
+		if costs[1] < b {
+			b = costs[1]
+		}
+		if costs[2] < c {
+			c = costs[2]
+		}
+		if costs[3] < d {
+			d = costs[3]
+		}
+	}
+	a = min(a, b, c, d)
+	for _, cost := range costs {
+		if cost < a {
+			a = cost
+		}
+	}
+	return a
 }
 
 // mix is the finaliser of splitmix64 (Steele, Lea, Flood 2014).
 func mix(z uint64) uint64 {
+	z += 0x9e3779b97f4a7c15
 	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
 	z = (z ^ z>>27) * 0x94d049bb133111eb
 	return z ^ z>>31

@@ -27,8 +27,8 @@
 //	calibration.go   Calibration: Speed, from first bytes
 //	board.go         what both show to readers that do not wait
 //	load.go          Load: what an engine says of itself
-//	least_request.go, round_robin.go, hashing.go, kv_aware.go, lmetric.go, nlms.go
-//	                 the other policies; registry.go names them all
+//	least_request.go, round_robin.go, random.go, hashing.go, kv_aware.go, lmetric.go,
+//	nlms.go          the other policies; registry.go names them all
 //	explain.go       the terms of a cost
 //	shadow.go        policies beside the live one, and their regret
 //	admission.go     whether a request is taken, separate from where it goes

@@ -29,10 +29,8 @@ const MostOutput = 32 << 10
 // The fields that cost_model reads come first, to lie together.
 type Candidate struct {
 	// Cached is how much of the prompt the replica has in its cache, in tokens, so
-	// that it has the rest to compute; CachedGPU the part of it that is on the GPU,
-	// and CachedCPU the part that is there or in the host's memory. What is beyond
-	// lies on disk or farther.
-	Cached, CachedGPU, CachedCPU int
+	// that it has the rest to compute; CachedGPU the part of it that is on the GPU.
+	Cached, CachedGPU int
 	// Wait is how long the prefill of the prompts ahead of this one is taken to
 	// last, by Speed.
 	Wait float64
@@ -53,6 +51,9 @@ type Candidate struct {
 	// says; 0 too when it does not.
 	Queued int
 
+	// CachedCPU is the part of Cached that is on the GPU or in the host's memory.
+	// What is beyond lies on disk or farther.
+	CachedCPU int
 	// Slot is the dense number the agent gave the endpoint.
 	Slot int
 	// Key is a hash of the replica's name: the same for every agent and at all
@@ -74,13 +75,27 @@ type Candidate struct {
 	Filter FilterState
 }
 
-// load is what one request more would make of the candidate's load. A replica
-// that takes a tenth of its share counts ten times as loaded.
+// load is what one request more would make of the candidate's load: at least 1,
+// whatever the fields say. A replica that takes a tenth of its share counts ten
+// times as loaded.
 func (c *Candidate) load() float64 {
-	if c.Share > 0 {
-		return float64(c.InFlight+1) / c.Share
+	return c.shared(float64(max(c.InFlight, 0)) + 1)
+}
+
+// shared is x, which counts so much more as the replica takes less of its share.
+func (c *Candidate) shared(x float64) float64 {
+	if c.Share < 1 && c.Share > 0 {
+		return x / c.Share
 	}
-	return float64(c.InFlight + 1)
+	return x
+}
+
+// wait is Wait, without what a clock that was set back has made of it.
+func (c *Candidate) wait() float64 {
+	if c.Wait < 0 {
+		return 0
+	}
+	return c.Wait
 }
 
 // Policy gives replicas their costs. Implementations are immutable and may be

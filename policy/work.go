@@ -36,6 +36,13 @@ func (s *Speed) Time(w Work) float64 {
 	return s.A*w.Tokens + s.B*w.Attention + s.D*w.Prompts
 }
 
+// fill is how long it takes to prefill a prompt of so many tokens of which the first
+// held are cached.
+func (s *Speed) fill(tokens, held float64) float64 {
+	u := max(tokens-held, 0)
+	return s.A*u + s.B*(u*(held+u/2)) + s.D
+}
+
 // DefaultSpeed is where nothing was learned yet: 60 us a token, 1 ns for each pair
 // of tokens and 5 ms a prompt, as of an 8 B model on a GPU of the A100's class.
 var DefaultSpeed = Speed{A: 60e-6, B: 1e-9, D: 5e-3}

@@ -34,6 +34,8 @@ type Key struct {
 	Models []string
 	// Budget is what it may use in a minute; nil is no limit.
 	Budget *policy.Budget
+	// Class is the name of its requests' class, unless they name a worse one.
+	Class string
 }
 
 // NewAccess makes an Access of the keys that are known, none of which means

@@ -28,12 +28,15 @@ func (x *exchange) ask() failure {
 		if f := x.choose(); f != none {
 			return f
 		}
+		x.decided()
+		x.noteDecision()
 		f := x.attempt()
 		if x.unavailable = false; f == none {
 			x.unavailable, f = x.saysUnavailable()
 		}
 		if f != none || x.response.status/100 != 2 {
 			x.undoClaims()
+			x.leaveBacklog()
 		}
 		x.replica.gate.answered(x.c)
 		again := f.retried() || x.unavailable
@@ -126,6 +129,7 @@ func (x *exchange) outcome(f failure) string {
 func (x *exchange) attempt() failure {
 	x.in, x.left, x.cause, x.ttfb = x.in[:0], nil, nil, 0
 	x.predicted = -1
+	x.prefill = prefill{cached: x.picked()}
 	x.up = x.replica.take()
 	for {
 		var f failure
@@ -135,6 +139,7 @@ func (x *exchange) attempt() failure {
 			}
 		}
 		x.claim()
+		x.expectPrefill()
 		if f = x.send(); f == none {
 			f = x.readResponseHead()
 		}
@@ -156,6 +161,8 @@ func (x *exchange) leave() {
 		x.up.abort()
 		x.up = nil
 	}
+	x.leaveBacklog()
+	x.turned = false
 	if x.replica != nil {
 		gate := &x.replica.gate
 		gate.leave(x.c)
@@ -163,6 +170,7 @@ func (x *exchange) leave() {
 		if gate.free() {
 			x.c.s.lines.callFirst()
 		}
+		x.c.s.rooms.call()
 	}
 }
 

@@ -62,9 +62,9 @@ type blocks struct {
 	tokens int
 }
 
-// cached is how many tokens of a prompt a replica has in its cache, and in the
-// part of it that is on the GPU.
-type cached struct{ any, gpu int }
+// cached is how many tokens of a prompt a replica has in its cache, in the part of
+// it that is on the GPU, and in that with the host's memory.
+type cached struct{ any, gpu, cpu int }
 
 // bytesPerToken is what a token of a text is taken to have, as in call.estimate.
 const bytesPerToken = 4
@@ -173,33 +173,42 @@ func (b *blocks) look(x *index.Index, replicas []*Replica) {
 				c := cachedOf(&b.prompts[first+i], b.looks[i].Held(r.Slot))
 				b.found[r.Slot].any += c.any
 				b.found[r.Slot].gpu += c.gpu
+				b.found[r.Slot].cpu += c.cpu
 			}
 		}
 	}
 }
 
 // at is what look has found at a replica: nothing when it was not called, or at
-// one that has joined since.
-func (b *blocks) at(r *Replica) cached {
+// one that has joined since. exact: it is known from the engine's events.
+func (b *blocks) at(r *Replica) (c cached, exact bool) {
 	i := b.of(r)
-	switch {
-	case !b.looked || i < 0:
-	case len(b.prompts) == b.stride():
-		return cachedOf(&b.prompts[i], b.looks[i].Held(r.Slot))
-	case r.Slot < len(b.found):
-		return b.found[r.Slot]
+	if !b.looked || i < 0 {
+		return cached{}, false
 	}
-	return cached{}
+	l := &b.looks[i]
+	exact = b.sizes != nil && l.Exact(r.Slot)
+	switch {
+	case len(b.prompts) == b.stride():
+		return cachedOf(&b.prompts[i], l.Held(r.Slot)), exact
+	case r.Slot < len(b.found):
+		return b.found[r.Slot], exact
+	}
+	return cached{}, exact
 }
 
 // cachedOf is what an engine that holds so much of a prompt need not compute.
 func cachedOf(p *index.Prompt, h index.Held) cached {
-	gpu, all := h[index.GPU], h[index.Tiers-1]
 	if p.IDs == nil {
 		const tokens = index.TextBlock / bytesPerToken
-		return cached{int(all) * tokens, int(gpu) * tokens}
+		return cached{int(h[index.Tiers-1]) * tokens, int(h[index.GPU]) * tokens, int(h[index.CPU]) * tokens}
 	}
-	return cached{p.Cached(h), p.Cached(index.Held{index.Tiers - 1: gpu})}
+	all := p.Cached(h)
+	if h[index.GPU] == h[index.Tiers-1] { // mostly so
+		return cached{all, all, all}
+	}
+	in := func(blocks int32) int { return p.Cached(index.Held{index.Tiers - 1: blocks}) }
+	return cached{all, in(h[index.GPU]), in(h[index.CPU])}
 }
 
 // Held is how much of a prompt a replica has in its cache.
@@ -217,11 +226,19 @@ func HeldOf(x *index.Index, m *Model, p *prompt.Prompt) []Held {
 	if !b.fill(index.Root(m.CacheName, m.Adapter, p.Salt), p, m.Blocks) {
 		return nil
 	}
-	list := make([]Held, len(m.Replicas))
+	return b.held(x, m.Replicas)
+}
+
+// held tells in detail what replicas hold of the prompt: what look has found, unless
+// there are several sequences, which are looked up anew.
+func (b *blocks) held(x *index.Index, replicas []*Replica) []Held {
+	list := make([]Held, len(replicas))
 	n := b.stride()
 	for i := range b.prompts {
-		x.Look(&b.looks[i%n], &b.prompts[i])
-		for k, r := range m.Replicas {
+		if !b.looked || len(b.prompts) > n {
+			x.Look(&b.looks[i%n], &b.prompts[i])
+		}
+		for k, r := range replicas {
 			list[k].Replica = r
 			if b.of(r) != i%n {
 				continue
@@ -335,7 +352,11 @@ func (x *exchange) claim() {
 		p := &b.prompts[first+i/choices*b.stride()]
 		if i == 0 {
 			x.cache.index.Look(look, p)
-			x.predict(p, look.Held(x.replica.Slot), n > 1 || wanted > 1 || x.call.beams, b.most(first))
+			h := look.Held(x.replica.Slot)
+			x.predict(p, h, n > 1 || wanted > 1 || x.call.beams, b.most(first))
+			if b.sequences() == 1 && !x.call.uncached(x.path) {
+				x.prefill.cached = cachedOf(p, h).any
+			}
 		}
 		x.cache.index.Claim(&x.claims[i], x.replica.Slot, p, now)
 	}

@@ -516,14 +516,14 @@ func TestCachedTexts(t *testing.T) {
 	f("/v1/responses", responses, "150/0/0")
 	f("/v1/responses", responses, "150/128/128")
 	f("/v1/responses", `{"input":"`+words(150)+`"}`, "75/64/64")
-	f("/v1/responses", `{"input":"`+words(100)+`"}`, "0/0/0") // no block
+	f("/v1/responses", `{"input":"`+words(100)+`"}`, "50/0/0") // no block
 	messages := `{"messages":[{"role":"user","content":"` + words(300) + `"}]}`
 	f("/v1/messages", messages, "151/0/0")
 	f("/v1/messages", messages, "151/128/128")
 	c.change(func(m *Model) { m.Prompts = nil })
 	f("/v1/completions", completion(words(300)), "150/128/128") // the same text as the first
 	f("/v1/completions", completion("c "+words(300)), "150/0/0")
-	f("/v1/embeddings", responses, "0/0/0")
+	f("/v1/embeddings", responses, "151/0/0") // by the body's strings
 	if got := c.told.take(); len(got) > 0 {
 		t.Errorf("told %q", got)
 	}

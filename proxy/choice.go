@@ -3,50 +3,260 @@ package proxy
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"time"
 )
 
 // choose picks a replica that has not failed the request and takes a place
-// there; when all are full, it lines up at one that has room.
+// there; when all are full, it lines up at one that has room. A request that is
+// refused by admission, or finds all lines full, waits in the model's room if there
+// is one.
 func (x *exchange) choose() failure {
-	moved := false // it gave up its place in a line for a better one
+	defer x.leaveRoom(false)
+	f := overloaded
+	x.moved = false
 	for {
-		x.follow()
-		r, full := x.pick(false)
-		if r == nil && full {
-			if r, _ = x.pick(true); r == nil {
-				x.message = fmt.Sprintf("Every engine that serves the model `%s` has as many requests as it may; try again.", x.model.Name)
-				return overloaded
-			}
-			switch f := x.lineUp(r); f {
-			case none:
+		if !x.follow() && x.room != nil {
+			return x.noReplica()
+		}
+		if x.mayTry() {
+			again := false
+			switch f, again = x.tryPlace(); {
+			case again:
+				continue
+			case f == none:
+				x.message = ""
 				return none
-			case overloaded:
-				moved = true
-				continue // the line filled up meanwhile, or there is a better place
-			default:
+			case f == noReplica && x.room == nil, f != overloaded && f != overBudget && f != noReplica:
 				return f
 			}
 		}
-		if r == nil && len(x.tried) > 0 {
-			x.tried = x.tried[:0] // what was left has gone from the fleet meanwhile
-			continue
+		if f := x.stay(f); f != none {
+			return f
+		}
+	}
+}
+
+func (x *exchange) noReplica() failure {
+	x.message = fmt.Sprintf("No engine that serves the model `%s` is available.", x.model.Name)
+	return noReplica
+}
+
+// mayTry reports that nobody who waits in the model's room comes first: who is in
+// there has been called, and a request that was taken once has had its turn.
+func (x *exchange) mayTry() bool {
+	return x.room != nil || !x.taken.IsZero() || x.state().room.passes(x.class.Rank, x.budget)
+}
+
+// tryPlace takes a place at a replica, or in its line and waits there. again
+// reports that others were faster, or that there is a better place by now.
+func (x *exchange) tryPlace() (f failure, again bool) {
+	if x.room != nil {
+		x.lookAgain() // what replicas hold may have changed
+	}
+	x.retryAfter = 0
+	r, full := x.pick(false)
+	line := r == nil && full
+	if line {
+		if r, _ = x.pick(true); r == nil {
+			x.displaces = true
+			r, _ = x.pick(true)
+			x.displaces = false
 		}
 		if r == nil {
-			x.message = fmt.Sprintf("No engine that serves the model `%s` is available.", x.model.Name)
-			return noReplica
+			x.message = fmt.Sprintf("Every engine that serves the model `%s` has as many requests as it may; try again.", x.model.Name)
+			return overloaded, false
 		}
-		x.evacuated = r.gate.evacuations.Load()
-		if r.gate.enter(x.c) {
-			x.replica = r
-			if moved && r.gate.free() {
-				// Several places may have become free for one call.
-				x.c.s.lines.callFirst()
+	}
+	if r == nil && len(x.tried) > 0 {
+		x.tried = x.tried[:0] // what was left has gone from the fleet meanwhile
+		return none, true
+	}
+	if r == nil {
+		return x.noReplica(), false
+	}
+	if f := x.grant(line); f != none {
+		return f, false
+	}
+	if line {
+		x.leaveRoom(true)
+		f := x.lineUp(r)
+		if f == overloaded {
+			// The line filled up meanwhile, it had to give way, or there is a
+			// better place.
+			x.moved = true
+			return none, true
+		}
+		return f, false
+	}
+	x.evacuated = r.gate.evacuations.Load()
+	if !r.gate.enter(x.c) {
+		return none, true // others were faster, so this ends
+	}
+	x.replica = r
+	x.leaveRoom(true)
+	if x.moved && r.gate.free() {
+		// Several places may have become free for one call.
+		x.c.s.lines.callFirst()
+	}
+	return none, false
+}
+
+// mayLineUp reports that there is room in the replica's line, or, if the request
+// looks for it, that one in it has to make room.
+func (x *exchange) mayLineUp(r *Replica) bool {
+	return r.gate.roomy() || x.displaces && r.gate.yields(x.c)
+}
+
+// grant asks whether the request is taken, to go to the replica that was picked: to
+// its line, or at once. It is asked once.
+func (x *exchange) grant(line bool) failure {
+	if !x.taken.IsZero() {
+		return none
+	}
+	now := time.Now()
+	if a := x.model.Admission; a != nil && x.computes() {
+		wait := durationOf(x.candidates[x.choice.Index].Wait)
+		if line {
+			wait = max(wait, 1) // it does not begin at once
+		}
+		v := a.Admit(now, durationOf(x.expected), wait, x.budget)
+		x.verdict = v.Reason
+		if v.Refuse {
+			x.retryAfter = v.RetryAfter
+			x.message = fmt.Sprintf("Requests to the model `%s` take longer to their first token than the %v that this one grants; try again in %s.",
+				x.model.Name, x.budget, appendReset(nil, v.RetryAfter))
+			return overBudget
+		}
+	}
+	x.taken, x.retryAfter = now, 0
+	return none
+}
+
+// stay waits in the model's room until the request may try again; f is why it could
+// not be taken. It returns f when there is no room to wait, or the time for it is
+// over.
+func (x *exchange) stay(f failure) failure {
+	c, joined := x.c, false
+	if x.room != nil {
+		x.room.pass(c, f == overBudget)
+	} else {
+		if !x.joinRoom() {
+			if x.message == "" {
+				x.message = fmt.Sprintf("As many requests for the model `%s` wait as may; try again.", x.model.Name)
 			}
+			return f
+		}
+		joined = true
+	}
+	for {
+		now, m := time.Now(), x.room
+		if !now.Before(x.until) {
+			x.message = ""
+			return queueTimeout
+		}
+		if !now.Before(x.leaveBy) {
+			return f
+		}
+		first, until := m.first(c), x.leaveBy
+		if first {
+			until = earlier(until, now.Add(roomTick))
+		}
+		c.expect(until)
+		// After expect no news is lost; what came before it is looked for.
+		switch {
+		case c.place.displaced.Load():
+			return f
+		case m.called(c), joined && first:
 			return none
 		}
-		// Others were faster, so this ends.
+		if f := c.wait(none); f != none {
+			x.message = ""
+			return f
+		}
+		if now := time.Now(); first && !now.Before(until) && now.Before(x.leaveBy) {
+			m.renew()
+			return none
+		}
 	}
+}
+
+// joinRoom enters the model's room, if there is place.
+func (x *exchange) joinRoom() bool {
+	m, w := &x.state().room, &x.model.Waiting
+	if w.Max <= 0 {
+		return false
+	}
+	x.describe()
+	most := 0 // of the prompt that a replica has cached
+	if x.blocks != nil {
+		for _, r := range x.model.Replicas {
+			c, _ := x.blocks.at(r)
+			most = max(most, c.any)
+		}
+	}
+	x.c.place.ticket.Tokens = x.asked.Tokens - most
+	x.c.s.rooms.enter(m) // before it is in, so that no news is lost
+	if !m.join(x.c, w.Max) {
+		x.c.s.rooms.leave(m)
+		return false
+	}
+	timeout := w.Timeout
+	if timeout <= 0 {
+		timeout = defaultWaiting
+	}
+	x.room, x.leaveBy = m, earlier(x.until, time.Now().Add(timeout))
+	x.c.s.waits.add(x.waitKey(), 1)
+	return true
+}
+
+// defaultWaiting is Waiting.Timeout where there is none.
+const defaultWaiting = 10 * time.Second
+
+func earlier(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
+}
+
+// leaveRoom leaves the model's room, if the request is in there; served: it has
+// been taken.
+func (x *exchange) leaveRoom(served bool) {
+	if m := x.room; m != nil {
+		x.room = nil
+		m.leave(x.c, served)
+		x.c.s.rooms.leave(m)
+		x.c.s.waits.add(x.waitKey(), -1)
+	}
+}
+
+func (x *exchange) waitKey() waitKey { return waitKey{x.model.Name, x.class.Name} }
+
+// tellBudget tells the client when its first token is expected, and of its budget.
+func (x *exchange) tellBudget() {
+	if !x.computes() || x.choice.Index < 0 {
+		return
+	}
+	expected := durationOf(x.expected)
+	x.extra = append(x.extra, "x-inferrail-predicted-ms: "...)
+	x.extra = append(strconv.AppendInt(x.extra, expected.Round(time.Millisecond).Milliseconds(), 10), crlf...)
+	if x.budget <= 0 {
+		return
+	}
+	x.extra = append(x.extra, "x-inferrail-budget-ms: "...)
+	x.extra = append(strconv.AppendInt(x.extra, x.budget.Milliseconds(), 10), crlf...)
+	x.extra = append(x.extra, "x-inferrail-over-budget: "...)
+	x.extra = append(strconv.AppendBool(x.extra, expected > x.budget), crlf...)
+}
+
+// durationOf is a number of seconds, as far as it is one.
+func durationOf(seconds float64) time.Duration {
+	const most = float64(24 * time.Hour)
+	if d := seconds * float64(time.Second); d > 0 {
+		return time.Duration(min(d, most))
+	}
+	return 0
 }
 
 // lineUp waits for the request's turn at r. It returns overloaded when it has
@@ -55,6 +265,10 @@ func (x *exchange) lineUp(r *Replica) failure {
 	c, lines := x.c, &x.c.s.lines
 	lines.add(&r.gate)
 	defer lines.done(&r.gate)
+	k := x.waitKey()
+	c.s.waits.add(k, 1)
+	defer c.s.waits.add(k, -1)
+	c.place.ticket.Tokens = x.asked.Tokens - x.picked()
 	c.expect(x.until)
 	x.evacuated = r.gate.evacuations.Load()
 	if !r.gate.queue(c) {
@@ -62,7 +276,7 @@ func (x *exchange) lineUp(r *Replica) failure {
 	}
 	for !c.place.admitted.Load() {
 		f := overloaded
-		if !x.betterThan(r) {
+		if !c.place.displaced.Load() && !x.betterThan(r) {
 			f = c.wait(queueTimeout)
 			// After expect no news is lost; what came before it is looked for.
 			c.expect(x.until)
@@ -72,10 +286,12 @@ func (x *exchange) lineUp(r *Replica) failure {
 		}
 	}
 	x.replica = r
-	if !time.Now().Before(x.until) {
+	now := time.Now()
+	if !now.Before(x.until) {
 		x.leave()
 		return queueTimeout
 	}
+	x.expectAnew(now)
 	return none
 }
 
@@ -90,11 +306,14 @@ func (x *exchange) betterThan(r *Replica) bool {
 	return left && x.otherThan(r, (*gate).roomy)
 }
 
-// follow takes the model as it is in the fleet now.
-func (x *exchange) follow() {
-	if now := x.c.s.fleet.Load().Models[x.model.Name]; now != nil {
+// follow takes the model as it is in the fleet now. It reports false when it is
+// not served any more.
+func (x *exchange) follow() bool {
+	now := x.c.s.fleet.Load().Models[x.model.Name]
+	if now != nil {
 		x.model = now
 	}
+	return now != nil
 }
 
 // elsewhere reports whether another replica could take the request now.

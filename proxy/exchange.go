@@ -77,16 +77,45 @@ type exchange struct {
 	reserved  policy.Charge
 	asksUsage bool // the client did not, so its answer must not hold it
 
+	// Whose it is, and what it is granted. budget is the time to its first token, 0
+	// for no bound; verdict what admission has said last, retryAfter when it says
+	// that there will be room.
+	class      *Class
+	tenant     string
+	budget     time.Duration
+	verdict    string
+	retryAfter time.Duration
+
 	// The choice. The request is inside replica's gate from choose until leave.
-	model      *Model
-	replica    *Replica
-	attempts   int        // the present one included
-	tried      []*Replica // that have failed it, since the last pause
-	evacuated  uint64     // the gate's evacuations when it came in
-	candidates []policy.Candidate
-	places     []*Replica // of candidates
-	costs      []float64  // of candidates
-	asked      policy.Request
+	// taken is since when admission has nothing against it; room is where it waits
+	// for that or for a place, at the longest until leaveBy. moved: it gave up its
+	// place in a line for a better one; displaces: it looks for a line in which
+	// another one has to make room.
+	taken, leaveBy time.Time
+	room           *room
+	moved          bool
+	displaces      bool
+	model          *Model
+	replica        *Replica
+	attempts       int        // the present one included
+	tried          []*Replica // that have failed it, since the last pause
+	evacuated      uint64     // the gate's evacuations when it came in
+	decision       *decision  // the memory of the next three, from pick until giveBack
+	candidates     []policy.Candidate
+	places         []*Replica // of candidates
+	costs          []float64  // of candidates
+	asked          policy.Request
+	// turned: asked is for this attempt; described: what does not change from one
+	// to the next is in it.
+	turned, described bool
+	choice            policy.Choice
+	choseIn           time.Duration
+	noted             noted
+	judged            []judgement // of the policies beside the live one
+	prefill           prefill
+	// expected are the seconds from sending to the first token, and observed those
+	// it took, below 0 as long as it was not seen.
+	expected, observed float64
 
 	// The response.
 	until    time.Time // when its first byte must be there
@@ -180,6 +209,10 @@ func (x *exchange) begin() {
 	x.http10, x.isHead, x.keepAlive, x.unread, x.reset = false, false, false, false, false
 	x.held = 0
 	x.model, x.replica, x.attempts, x.tried = nil, nil, 0, x.tried[:0]
+	x.asked, x.turned, x.described, x.choice = policy.Request{}, false, false, policy.Choice{Index: -1}
+	x.noted, x.judged, x.prefill, x.expected, x.observed = noted{}, x.judged[:0], prefill{}, 0, -1
+	x.class, x.tenant, x.budget, x.verdict, x.retryAfter = nil, "", 0, "", 0
+	x.taken, x.room, x.displaces = time.Time{}, nil, false
 	x.up, x.left = nil, nil
 	x.response, x.extra = responseHead{}, x.extra[:0]
 	x.answered, x.passed, x.status, x.ttfb = false, false, 0, 0
@@ -314,6 +347,9 @@ func (x *exchange) serve() failure {
 	if f := x.findModel(fleet); f != none {
 		return f
 	}
+	if f := x.classify(); f != none {
+		return f
+	}
 	if f := x.admit(); f != none {
 		return f
 	}
@@ -435,7 +471,7 @@ func (x *exchange) settle(f failure, u usage, known bool) {
 func (x *exchange) respond() failure {
 	c, h, r := x.c, &x.response, &x.relay
 	r.reset(c, x.up)
-	r.prefills = h.events && len(x.claims) > 0
+	r.prefills = h.events && h.status/100 == 2
 	if x.asksUsage && h.events && h.status == http.StatusOK {
 		r.filter = &usageFilter{}
 	}
@@ -445,6 +481,7 @@ func (x *exchange) respond() failure {
 	x.status = h.status
 	x.samplePrompt()
 	x.tellCached()
+	x.tellBudget()
 	x.out = h.appendTo(x.out[:0], asClient{http10: x.http10, keepAlive: x.keepAlive, id: x.id, replica: x.replica.ID,
 		extra: x.extra, dropCORS: x.access.Scripts(), dropLimits: x.charged, reframed: reframed})
 
@@ -464,15 +501,18 @@ func (x *exchange) respond() failure {
 	var room scratch
 	body, _ := r.accept(early, &room) // readResponseHead has seen that it is framed rightly
 	x.out = append(x.out, body...)
-	if !r.prefills {
-		r.prefilled = false
+	if !h.events {
+		// It has ended what is asked for here.
 		x.prefilled()
+		x.prefilledWhole()
 	}
+	x.takePrefilled()
 	x.answered, x.passed = true, true
 	x.why = x.join()
 	f := r.writeNow(x.out)
 	if f == none && (!r.frames.Ended() || len(r.rest) > 0) {
 		f = x.waitRelay()
+		x.takePrefilled()
 	}
 	x.account()
 	if f == none && !h.close && !r.surplus && len(x.left) == 0 {
@@ -524,9 +564,7 @@ func (x *exchange) waitRelay() failure {
 		if over, f := r.finished(); over {
 			return f
 		}
-		if r.takePrefilled() {
-			x.prefilled()
-		}
+		x.takePrefilled()
 		f := c.wait(clientStalled)
 		if f == clientStalled && !r.stalled(limit) {
 			f = none
@@ -535,6 +573,15 @@ func (x *exchange) waitRelay() failure {
 			return r.stop(f)
 		}
 		c.expect(time.Now().Add(limit))
+	}
+}
+
+// takePrefilled tells, once the relay has seen the first token, all who want to
+// know of it.
+func (x *exchange) takePrefilled() {
+	if at, ok := x.relay.takePrefilled(); ok {
+		x.prefilled()
+		x.firstToken(at)
 	}
 }
 
@@ -558,6 +605,7 @@ func (x *exchange) giveBack() {
 	if p.in == nil {
 		return
 	}
+	x.putDecision()
 	x.putBlocks()
 	x.putPrompt()
 	*p.in, *p.out = x.in, x.out
@@ -602,8 +650,10 @@ func (x *exchange) finish(f failure) {
 		x.comparePrompt(u)
 		x.compareCached(u)
 	}
+	x.learn(f, u, known)
 	x.releaseClaims(x.generated(u, known, f == none))
 	x.settle(f, u, known)
+	x.conclude(f, u, known)
 	x.c.s.requestDone(x, f, u)
 	x.leave()
 	x.giveBack()

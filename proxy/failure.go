@@ -34,7 +34,9 @@ const (
 	noModel
 	unknownModel
 	forbiddenModel
+	badBudget
 	overRate
+	overBudget
 	noReplica
 	overloaded
 	queueTimeout
@@ -104,6 +106,8 @@ var failureTable = [failures]struct {
 	unknownModel:   {404, "NotFoundError", "unknown_model", byClient, "The model does not exist."},
 	forbiddenModel: {403, "PermissionDeniedError", "forbidden_model", byClient, "The API key may not be used for this model."},
 	overRate:       {429, "RateLimitError", "over_rate", byClient, "The API key has used up what it may use in a minute."},
+	badBudget:      {400, "BadRequestError", "bad_budget", byClient, "The field x-inferrail-budget-ms is not a number of milliseconds."},
+	overBudget:     {503, "ServiceUnavailableError", "over_budget", byAgent, "Requests take longer to their first token than this one grants; try again."},
 	overloaded:     {503, "ServiceUnavailableError", "overloaded", byAgent, "Every engine that serves the model has as many requests as it may; try again."},
 	queueTimeout:   {503, "ServiceUnavailableError", "queue_timeout", byAgent, "The request's turn did not come in time; try again."},
 	noReplica:      {503, "ServiceUnavailableError", "no_replica", byAgent, "No engine that serves the model is available."},

@@ -56,11 +56,19 @@ type Model struct {
 	// beside it, without effect.
 	Policy  policy.Policy
 	Shadows []*policy.Shadow
+	// State is what its decisions share, whatever snapshot they are made by; nil
+	// is one that all models without their own have.
+	State *ModelState
+	// SessionHeader names the field that tells which conversation a request
+	// belongs to; "" is x-session-id.
+	SessionHeader string
 	// Admission decides whether its requests are taken; nil takes all. Budget is
 	// the time to first token that a request is granted that does not say, 0 is no
 	// bound.
 	Admission *policy.Admission
 	Budget    time.Duration
+	// Waiting is for requests that would be refused otherwise.
+	Waiting Waiting
 	// Prompts follows its prompts; nil when there is no tokenizer. An adapter
 	// has its parent's.
 	Prompts *prompt.Model
@@ -78,6 +86,17 @@ type Model struct {
 	// Replicas that serve it and may be chosen now.
 	Replicas []*Replica
 }
+
+// ModelState is what stays of a model when snapshots are replaced. The agent makes
+// one for each model, and keeps it for as long as the model is listed; requests use
+// it from any goroutine. The zero value is that of a model that nobody has asked for.
+type ModelState struct {
+	turns atomic.Uint64 // decisions
+	room  room
+}
+
+// Waiting is how many of the model's requests wait instead of being refused.
+func (s *ModelState) Waiting() int { return int(s.room.waiting.Load()) }
 
 // Replica is one engine endpoint. The agent makes it with NewReplica, keeps it
 // across snapshots for as long as the endpoint is a member, and closes it when
@@ -97,6 +116,7 @@ type Replica struct {
 	// set before the first snapshot that holds the replica.
 	OnFailure func(inARow int, cause error)
 
+	key      uint64 // of policy.Candidate
 	auth     atomic.Pointer[string]
 	block    atomic.Int32 // tokens; 0 is not known
 	rank     atomic.Int32 // +1; 0 is none
@@ -110,6 +130,9 @@ type Replica struct {
 	load        atomic.Pointer[policy.Load]
 	backlog     policy.Backlog
 	calibration policy.Calibration
+	filter      policy.Filter
+	prompts     promptMean  // that were sent there
+	tellsCached atomic.Bool // its engine has told what it had cached of a prompt
 	upstream    upstream
 	// addresses is where it can be dialled.
 	addresses *addresses
@@ -153,7 +176,11 @@ func (r *Replica) SlowStart(now time.Time, d time.Duration) {
 func (r *Replica) Share(now time.Time) float64 { return r.warmth.share(now) }
 
 // SetLoad says what the engine has told of its load; nil that nothing is known.
-func (r *Replica) SetLoad(l *policy.Load) { r.load.Store(l) }
+func (r *Replica) SetLoad(l *policy.Load) {
+	r.load.Store(l)
+	_, waiting := l.Foreign()
+	r.backlog.Disturbed(waiting > 0)
+}
 
 // Load is what SetLoad was told last.
 func (r *Replica) Load() *policy.Load { return r.load.Load() }
@@ -163,6 +190,9 @@ func (r *Replica) Backlog() *policy.Backlog { return &r.backlog }
 
 // Calibration is what is known of the replica's speed.
 func (r *Replica) Calibration() *policy.Calibration { return &r.calibration }
+
+// Filter is what nlms has learned of the replica.
+func (r *Replica) Filter() *policy.Filter { return &r.filter }
 
 // Evacuate sends the requests that wait for their first byte to other
 // replicas, as far as there are others: this one has failed its health check.

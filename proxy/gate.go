@@ -4,12 +4,18 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/inferrail/inferrail/policy"
 )
 
 // gate counts the requests at one replica and bounds them. A request is let in
 // (enter), or lines up for its turn (queue), and calls leave once after it was
 // let in. The zero value bounds nothing. Its methods may be called from any
 // goroutine.
+//
+// The line is ordered by class and tenant. When it is full, one that should wait
+// less than another may take its place (policy.Queue.Yields); the other one is
+// called, to look elsewhere.
 //
 // The bounds hold under any race: a place that becomes free is handed to the
 // first in line while the gate is locked, and is never free in between.
@@ -22,20 +28,25 @@ type gate struct {
 	evacuations atomic.Uint64
 
 	mu   sync.Mutex // guards the rest
-	line []*conn
+	line policy.Queue[*conn]
 	// waiting are the requests inside that have no first byte yet, a list
 	// through conn.place.
 	waiting *conn
 }
 
 // place is a connection's place at the gate of the replica that its request is
-// at. The gate's mu guards it, but for admitted.
+// at, or in the room of its model, one at a time. The mu of the gate or the room
+// guards it, but for admitted and displaced, while the request is there.
 type place struct {
 	// admitted: the line has let the request in.
 	admitted atomic.Bool
-	waits    bool // it is in gate.waiting, between the next two
-	next     *conn
-	previous *conn
+	// ticket is its place in the line, or in the room. Its class, tenant and tokens
+	// are set before; displaced: it had to give way there.
+	ticket    policy.Ticket[*conn]
+	displaced atomic.Bool
+	waits     bool // it is in gate.waiting, between the next two
+	next      *conn
+	previous  *conn
 }
 
 // bound sets the bounds. Those inside or in line beyond them may stay.
@@ -68,36 +79,63 @@ func (g *gate) enter(c *conn) bool {
 	return true
 }
 
-// queue lines the request of c up, unless the line is full. A wake-up tells
-// when place.admitted is set, which may be at once.
+// queue lines the request of c up, unless the line is full and nobody in it has to
+// make room. A wake-up tells when place.admitted is set, which may be at once, or
+// place.displaced.
 func (g *gate) queue(c *conn) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	p := &c.place
 	if !g.roomy() {
-		return false
+		t := g.yieldsLocked(c)
+		if t == nil {
+			return false
+		}
+		g.line.Remove(t)
+		g.pending.Add(-1)
+		t.Value.place.displaced.Store(true)
+		t.Value.wake()
 	}
-	c.place.admitted.Store(false)
-	g.line = append(g.line, c)
+	p.admitted.Store(false)
+	p.displaced.Store(false)
+	p.ticket.Value = c
+	g.line.Push(&p.ticket)
 	g.pending.Add(1)
 	g.admitLocked()
 	return true
 }
 
+// yields reports that one in line would have to make room for the request of c.
+func (g *gate) yields(c *conn) bool {
+	if g.pending.Load() == 0 {
+		return false
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.yieldsLocked(c) != nil
+}
+
+// yieldsLocked is who makes room in a full line, nil for nobody. There is none to
+// make where there is no line.
+func (g *gate) yieldsLocked(c *conn) *policy.Ticket[*conn] {
+	if room := g.room.Load(); room <= 0 || int64(g.line.Len()) > room {
+		return nil // the line has become shorter: who is in stays
+	}
+	return g.line.Yields(c.place.ticket.Class, c.place.ticket.Tenant)
+}
+
 // admitLocked hands free places to the first in line.
 func (g *gate) admitLocked() {
-	for len(g.line) > 0 {
+	for g.line.Len() > 0 {
 		if most := g.concurrency.Load(); most > 0 && g.inside.Load() >= most {
 			return
 		}
-		c := g.line[0]
-		g.line[0] = nil
-		g.line = g.line[1:]
+		c := g.line.Pop().Value
 		g.pending.Add(-1)
 		g.letInLocked(c)
 		c.place.admitted.Store(true)
 		c.wake()
 	}
-	g.line = nil
 }
 
 func (g *gate) letInLocked(c *conn) {
@@ -110,19 +148,17 @@ func (g *gate) letInLocked(c *conn) {
 	g.waiting = c
 }
 
-// unqueue takes the request of c out of the line. It reports false when its
-// turn has come meanwhile: then it is inside, and has to leave.
+// unqueue takes the request of c out of the line, in which it is unless it had to
+// give way. It reports false when its turn has come meanwhile: then it is inside,
+// and has to leave.
 func (g *gate) unqueue(c *conn) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for i, other := range g.line {
-		if other == c {
-			g.line = append(g.line[:i], g.line[i+1:]...)
-			g.pending.Add(-1)
-			return true
-		}
+	if g.line.Remove(&c.place.ticket) {
+		g.pending.Add(-1)
+		return true
 	}
-	return false
+	return c.place.displaced.Swap(false)
 }
 
 // answered: the request of c, which is inside, has its first byte.
@@ -168,8 +204,8 @@ func (g *gate) evacuate() {
 	for c := g.waiting; c != nil; c = c.place.next {
 		c.wake()
 	}
-	for _, c := range g.line {
-		c.wake()
+	for t := range g.line.All() {
+		t.Value.wake()
 	}
 }
 
@@ -178,16 +214,16 @@ func (g *gate) evacuate() {
 func (g *gate) callFirst() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if len(g.line) > 0 {
-		g.line[0].wake()
+	if t := g.line.Peek(); t != nil {
+		t.Value.wake()
 	}
 }
 
 func (g *gate) callAll() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for _, c := range g.line {
-		c.wake()
+	for t := range g.line.All() {
+		t.Value.wake()
 	}
 }
 

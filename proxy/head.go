@@ -51,7 +51,9 @@ const (
 	fieldHost
 	fieldExpect
 	fieldRequestID
-	fieldOwn // those of answers that are the agent's own to give
+	fieldOwn // x-inferrail-*, which are the agent's own to give and to take
+	fieldBudget
+	fieldPriority
 	fieldAuthorization
 	fieldAPIKey
 	fieldContentEncoding
@@ -90,8 +92,10 @@ func fieldOf(name []byte) field {
 		return fieldExpect
 	case "x-request-id":
 		return fieldRequestID
-	case "x-inferrail-replica", "x-inferrail-prompt-tokens", "x-inferrail-cached-tokens":
-		return fieldOwn
+	case "x-inferrail-budget-ms":
+		return fieldBudget
+	case "x-inferrail-priority":
+		return fieldPriority
 	case "authorization":
 		return fieldAuthorization
 	case "x-api-key":
@@ -106,6 +110,8 @@ func fieldOf(name []byte) field {
 	switch known := string(lower[:len(name)]); {
 	case strings.HasPrefix(known, "access-control-"):
 		return fieldCORS
+	case strings.HasPrefix(known, "x-inferrail-"):
+		return fieldOwn
 	case strings.HasPrefix(known, "x-ratelimit-"):
 		return fieldLimit
 	}
@@ -174,6 +180,10 @@ type requestHead struct {
 	contentType []byte
 	// encoding is a Content-Encoding other than identity.
 	encoding []byte
+	// budget is x-inferrail-budget-ms, nil when it is missing, and priority
+	// x-inferrail-priority. budgetTwice: there are two of different values.
+	budget, priority []byte
+	budgetTwice      bool
 }
 
 // read checks and fills h from the field lines raw. why is not empty when the
@@ -212,6 +222,13 @@ func (h *requestHead) read(raw []byte) (why string) {
 			if !bytes.EqualFold(f.value, []byte("identity")) && len(f.value) > 0 {
 				h.encoding = f.value
 			}
+		case fieldBudget:
+			h.budgetTwice = h.budgetTwice || h.budget != nil && !bytes.Equal(h.budget, f.value)
+			if h.budget = f.value; h.budget == nil {
+				h.budget = []byte{} // it is there, and empty
+			}
+		case fieldPriority:
+			h.priority = f.value
 		}
 	}
 	if lengths+encodings > 1 {
@@ -451,7 +468,8 @@ func (h *responseHead) appendTo(dst []byte, to asClient) []byte {
 			if to.http10 || h.body != bodyChunked || to.reframed {
 				continue
 			}
-		case fieldHop, fieldConnection, fieldTransferEncoding, fieldContentLength, fieldRequestID, fieldOwn:
+		case fieldHop, fieldConnection, fieldTransferEncoding, fieldContentLength, fieldRequestID,
+			fieldOwn, fieldBudget, fieldPriority:
 			continue
 		}
 		if h.options.has(f.name) {

@@ -31,6 +31,14 @@ type stats struct {
 	lookupTime  *prometheus.HistogramVec
 	firstByte   *prometheus.HistogramVec
 	duration    *prometheus.HistogramVec
+	admissions  *prometheus.CounterVec // model, verdict
+
+	decisions        *prometheus.CounterVec   // model, policy, reason
+	decisionTime     *prometheus.HistogramVec // model
+	firstToken       *prometheus.HistogramVec // model
+	predictedTime    *prometheus.HistogramVec // model
+	predictionRatio  *prometheus.HistogramVec // model
+	decisionsDropped prometheus.Counter
 }
 
 // TierCount is how many responses went by one tier for one reason.
@@ -91,16 +99,33 @@ func newStats() *stats {
 			Help: "From the end of the request to the engine's response head.", Buckets: seconds}, []string{"model"}),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "inferrail_request_duration_seconds",
 			Help: "From the first byte of the request to the end of the response.", Buckets: seconds}, []string{"model"}),
+		admissions: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "inferrail_admissions_total",
+			Help: "Requests that admission has judged, by what it has said last: why one was taken, or refused (requests are late, too much waits, predicted too late)."}, []string{"model", "verdict"}),
+		decisions: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "inferrail_decisions_total",
+			Help: "Replicas chosen, by model, by the policy that has chosen and why. A request that is tried again is chosen for again."}, []string{"model", "policy", "reason"}),
+		decisionTime: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "inferrail_decision_seconds",
+			Help:    "Time to look at all replicas of a model and to choose one; one in 16 is measured.",
+			Buckets: []float64{.00000025, .0000005, .000001, .0000025, .000005, .00001, .000025, .0001, .001, .01}}, []string{"model"}),
+		firstToken: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "inferrail_time_to_first_token_seconds",
+			Help: "Of streams of which it was predicted: from sending the request to the engine to the first token.", Buckets: seconds}, []string{"model"}),
+		predictedTime: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "inferrail_predicted_time_to_first_token_seconds",
+			Help: "What was predicted of the requests in inferrail_time_to_first_token_seconds.", Buckets: seconds}, []string{"model"}),
+		predictionRatio: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "inferrail_prediction_ratio",
+			Help:    "Time to first token as it was seen over what was predicted: above 1, it took longer.",
+			Buckets: []float64{.1, .25, .5, .67, .8, .9, 1, 1.1, 1.25, 1.5, 2, 4, 10}}, []string{"model"}),
+		decisionsDropped: prometheus.NewCounter(prometheus.CounterOpts{Name: "inferrail_decision_log_dropped_total",
+			Help: "Decisions that were to be logged and were not, because the log was too slow."}),
 	}
 }
 
 // forget drops the series of a model that is not served any more.
 func (s *stats) forget(model string) {
 	labels := prometheus.Labels{"model": model}
-	for _, v := range []*prometheus.CounterVec{s.requests, s.retries, s.tokens, s.unknown, s.prompts, s.cached} {
+	for _, v := range []*prometheus.CounterVec{s.requests, s.retries, s.tokens, s.unknown, s.prompts, s.cached, s.decisions, s.admissions} {
 		v.DeletePartialMatch(labels)
 	}
-	for _, v := range []*prometheus.HistogramVec{s.promptTime, s.lookupTime, s.firstByte, s.duration} {
+	for _, v := range []*prometheus.HistogramVec{s.promptTime, s.lookupTime, s.firstByte, s.duration,
+		s.decisionTime, s.firstToken, s.predictedTime, s.predictionRatio} {
 		v.DeletePartialMatch(labels)
 	}
 }
@@ -116,6 +141,9 @@ func (s *stats) finished(x *exchange, f failure, u usage, known bool) {
 	s.requests.WithLabelValues(model, f.label()).Inc()
 	if x.key != nil {
 		s.keyRequests.WithLabelValues(x.key.Name, f.label()).Inc()
+	}
+	if x.verdict != "" {
+		s.admissions.WithLabelValues(model, x.verdict).Inc()
 	}
 	if x.followed {
 		s.prompts.WithLabelValues(model, x.promptReason.String()).Inc()
@@ -227,14 +255,26 @@ var (
 		"Requests begun and not finished.", nil, nil)
 	descAccepted = prometheus.NewDesc("inferrail_client_connections_accepted_total",
 		"Client connections accepted.", nil, nil)
+	descWaiting = prometheus.NewDesc("inferrail_requests_waiting",
+		"Requests that wait to be taken, or in line at a replica, by model and class.", []string{"model", "class"}, nil)
+	descPercentile = prometheus.NewDesc("inferrail_admission_observed_seconds",
+		"The percentile of the observed times to first token that admission goes by; nothing where none was observed lately.", []string{"model"}, nil)
+	descBudget = prometheus.NewDesc("inferrail_admission_budget_seconds",
+		"The time to first token that requests are granted that do not say; 0 is no bound.", []string{"model"}, nil)
 	descBuffered = prometheus.NewDesc("inferrail_buffered_bytes",
 		"Memory that holds the bodies of requests.", nil, nil)
+	descShadowDecisions = prometheus.NewDesc("inferrail_shadow_decisions_total",
+		"Decisions that a shadow policy was asked for beside the live one, and whether it agreed.", []string{"model", "policy", "agreed"}, nil)
+	descShadowRegret = prometheus.NewDesc("inferrail_shadow_regret_seconds_total",
+		"Time to first token by which a shadow policy's choices were better, and worse, than the live ones: better less worse is the regret of not having it. Both predicted, or against what the live choice was observed to take.",
+		[]string{"model", "policy", "kind", "direction"}, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (s *Server) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{descResponses, descWakeups, descChunks, descBytes, descReplays,
-		descConns, descRunning, descAccepted, descBuffered} {
+		descConns, descRunning, descAccepted, descBuffered, descShadowDecisions, descShadowRegret,
+		descWaiting, descPercentile, descBudget} {
 		ch <- d
 	}
 	for _, c := range s.stats.vectors() {
@@ -243,7 +283,8 @@ func (s *Server) Describe(ch chan<- *prometheus.Desc) {
 }
 
 func (s *stats) vectors() []prometheus.Collector {
-	return []prometheus.Collector{s.requests, s.retries, s.tokens, s.keyRequests, s.keyTokens, s.unknown, s.prompts, s.promptTime, s.cached, s.lookupTime, s.firstByte, s.duration}
+	return []prometheus.Collector{s.requests, s.retries, s.tokens, s.keyRequests, s.keyTokens, s.unknown, s.prompts, s.promptTime, s.cached, s.lookupTime, s.firstByte, s.duration,
+		s.decisions, s.decisionTime, s.firstToken, s.predictedTime, s.predictionRatio, s.decisionsDropped, s.admissions}
 }
 
 // Collect implements prometheus.Collector.
@@ -268,7 +309,38 @@ func (s *Server) Collect(ch chan<- prometheus.Metric) {
 	gauge(descConns, float64(d.Connections))
 	gauge(descRunning, float64(d.Running))
 	gauge(descBuffered, float64(s.buffered.Load()))
+	waits, now := s.waits.all(), time.Now()
+	for _, m := range s.fleet.Load().Listed {
+		// Those that none waits for are told too: a series that comes and goes
+		// cannot be added up.
+		for _, class := range s.classes.Load().list {
+			k := waitKey{m.Name, class.Name}
+			gauge(descWaiting, float64(waits[k]), k.model, k.class)
+			delete(waits, k)
+		}
+		if m.Admission == nil {
+			continue
+		}
+		gauge(descBudget, m.Budget.Seconds(), m.Name)
+		if a := m.Admission.State(now); a.Samples > 0 {
+			gauge(descPercentile, a.Observed.Seconds(), m.Name)
+		}
+	}
+	for k, n := range waits { // of models and classes that have gone
+		gauge(descWaiting, float64(n), k.model, k.class)
+	}
 	for _, c := range s.stats.vectors() {
 		c.Collect(ch)
+	}
+	for _, m := range s.fleet.Load().Listed {
+		for _, shadow := range m.ShadowReports() {
+			r := &shadow.Regret
+			counter(descShadowDecisions, float64(r.Agreed), m.Name, shadow.Name, "yes")
+			counter(descShadowDecisions, float64(r.Decisions-r.Agreed), m.Name, shadow.Name, "no")
+			counter(descShadowRegret, r.PredictedBetter, m.Name, shadow.Name, "predicted", "better")
+			counter(descShadowRegret, r.PredictedWorse, m.Name, shadow.Name, "predicted", "worse")
+			counter(descShadowRegret, r.ObservedBetter, m.Name, shadow.Name, "observed", "better")
+			counter(descShadowRegret, r.ObservedWorse, m.Name, shadow.Name, "observed", "worse")
+		}
 	}
 }

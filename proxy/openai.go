@@ -67,10 +67,19 @@ type call struct {
 	// beams: "use_beam_search" is asked for. scored, logprobs and echo: so are
 	// "prompt_logprobs", "logprobs" and "echo".
 	beams, scored, logprobs, echo bool
+	// What tells which conversation it is, where in the body: "messages" or "input",
+	// an array; "prompt_cache_key", "user" and "safety_identifier", strings; and
+	// "system" or "instructions", whatever they are.
+	messages, cacheKey, user, safety, system span
 	// text are the bytes of all strings in the body, member names included;
 	// numbers is how many numbers it holds, media how many images and the like.
 	text, numbers, media int
 }
+
+// span is a part of a body, quotes included. An empty one is not there.
+type span struct{ start, end int }
+
+func (s span) of(body []byte) []byte { return body[s.start:s.end] }
 
 // The members of a call that bound its answer.
 const (
@@ -195,6 +204,18 @@ func (s *scanner) call() (c call, err error) {
 			c.scored = first != 'n'
 		case "logprobs":
 			c.logprobs = first != 'n'
+		case "messages", "input":
+			if first == '[' {
+				c.messages = span{start, s.i}
+			}
+		case "prompt_cache_key":
+			c.cacheKey = text(first, start, s.i)
+		case "user":
+			c.user = text(first, start, s.i)
+		case "safety_identifier":
+			c.safety = text(first, start, s.i)
+		case "system", "instructions":
+			c.system = span{start, s.i}
 		}
 		if more, err = s.next(); err != nil {
 			return c, err
@@ -202,6 +223,14 @@ func (s *scanner) call() (c call, err error) {
 	}
 	c.text, c.numbers, c.media = s.text, s.numbers, s.media
 	return c, s.rest()
+}
+
+// text is where a string is, if it is one and not empty.
+func text(first byte, start, end int) span {
+	if first != '"' || end-start <= 2 {
+		return span{}
+	}
+	return span{start, end}
 }
 
 // streamOptions skips an object and returns where the value of its last member
@@ -314,6 +343,20 @@ func interesting(name []byte) string {
 		return "prompt_logprobs"
 	case "logprobs":
 		return "logprobs"
+	case "messages":
+		return "messages"
+	case "input":
+		return "input"
+	case "prompt_cache_key":
+		return "prompt_cache_key"
+	case "user":
+		return "user"
+	case "safety_identifier":
+		return "safety_identifier"
+	case "system":
+		return "system"
+	case "instructions":
+		return "instructions"
 	}
 	return ""
 }

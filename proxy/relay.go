@@ -47,11 +47,13 @@ type relay struct {
 	// take, or has taken, the rest.
 	splice Splice
 	armed  bool
-	// prefills: the first bytes of the body will tell that the engine has ended
-	// its prefill, as the head has not: engines send that of a stream at once.
-	// The kernel is offered the rest after them. prefilled: they have come, and
+	// prefills: the body's first token will tell that the engine has ended its
+	// prefill, as the head has not: engines send that of a stream at once. The
+	// kernel is offered the rest after it. prefilled: it has come, at firstAt, and
 	// the goroutine does not know.
 	prefills, prefilled bool
+	first               firstToken
+	firstAt             time.Time
 	// surplus: the engine sent more than the response, so its connection is
 	// not used again.
 	surplus bool
@@ -91,7 +93,7 @@ func (r *relay) reset(c *conn, up *engineConn) {
 	r.frames, r.untilClose, r.decode, r.chunked, r.filter = Frames{}, false, false, false, nil
 	r.rest = r.rest[:0]
 	r.splice, r.armed, r.surplus, r.told = nil, false, false, false
-	r.prefills, r.prefilled = false, false
+	r.prefills, r.prefilled, r.first = false, false, firstToken{}
 	r.tail = r.tail[:0]
 	r.strayed, r.carried, r.counted = time.Time{}, 0, Carried{}
 }
@@ -133,13 +135,13 @@ func (r *relay) stop(f failure) failure {
 	return r.result
 }
 
-// takePrefilled reports, once, that prefilled has become true.
-func (r *relay) takePrefilled() bool {
+// takePrefilled reports, once, that prefilled has become true, and when.
+func (r *relay) takePrefilled() (at time.Time, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	now := r.prefilled
+	ok = r.prefilled
 	r.prefilled = false
-	return now
+	return r.firstAt, ok
 }
 
 // unlock gives mu back, and then wakes the goroutine if the relay is over or it
@@ -370,7 +372,7 @@ type scratch struct{ decoded, filtered, framed []byte }
 func (r *relay) accept(p []byte, t *scratch) (out []byte, f failure) {
 	var n int
 	var err error
-	chunks := r.frames.Chunks
+	before := r.frames
 	switch {
 	case r.untilClose:
 		n, out = len(p), p
@@ -382,10 +384,10 @@ func (r *relay) accept(p []byte, t *scratch) (out []byte, f failure) {
 		out = p[:n]
 	}
 	r.counts.bytes.Add(uint64(n))
-	if r.prefills && n > 0 {
-		r.prefills, r.prefilled = false, true
+	if r.prefills {
+		r.lookFor(before, p[:n])
 	}
-	if more := r.frames.Chunks - chunks; more > 0 {
+	if more := r.frames.Chunks - before.Chunks; more > 0 {
 		r.counts.chunks.Add(more)
 	}
 	r.keepTail(p[:n])
@@ -397,6 +399,23 @@ func (r *relay) accept(p []byte, t *scratch) (out []byte, f failure) {
 	}
 	r.surplus = r.surplus || n < len(p)
 	return out, none
+}
+
+// lookFor looks for the first token in bytes of the body, of which f is the framing
+// before them.
+func (r *relay) lookFor(f Frames, p []byte) {
+	found := notYet
+	if r.untilClose {
+		found = r.first.find(p)
+	} else {
+		found = r.first.findFramed(f, p)
+	}
+	switch found {
+	case tokenThere:
+		r.prefills, r.prefilled, r.firstAt = false, true, time.Now()
+	case tokenNever:
+		r.prefills = false
+	}
 }
 
 // refilter passes a part of the body through the filter, and what stays

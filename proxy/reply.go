@@ -34,6 +34,9 @@ func (x *exchange) refuse(f failure) {
 	if x.id == nil {
 		x.takeID()
 	}
+	if f == overBudget {
+		x.tellBudget()
+	}
 	var body []byte
 	if x.isMessages() {
 		body = appendMessagesError(nil, f, x.message)
@@ -94,6 +97,8 @@ func (x *exchange) answer(status int, kind string, body []byte) failure {
 		out = append(append(append(out, "Allow: "...), x.allow...), ", OPTIONS\r\n"...)
 	case status == http.StatusUnauthorized:
 		out = append(out, "WWW-Authenticate: Bearer\r\n"...)
+	case status == http.StatusServiceUnavailable && x.retryAfter > 0:
+		out = appendRetryAfter(out, x.retryAfter)
 	case status == http.StatusServiceUnavailable:
 		out = append(out, "Retry-After: 1\r\n"...)
 	}

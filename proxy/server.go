@@ -109,13 +109,22 @@ type Server struct {
 	log    *slog.Logger
 	fleet  atomic.Pointer[Fleet]
 	lines  lines
+	rooms  rooms
+	waits  waits
+	// state is that of models without one.
+	state  ModelState
 	access atomic.Pointer[Access]
+	// classes is never nil.
+	classes atomic.Pointer[Classes]
 	// prompts is nil until SetPrompts.
 	prompts atomic.Pointer[prompts]
 	// cache is nil until SetIndex.
-	cache  atomic.Pointer[cache]
-	shards []*shard
-	stats  *stats
+	cache atomic.Pointer[cache]
+	// decisionLog is nil as long as none is wanted.
+	decisionLog atomic.Pointer[decisionLog]
+	journal     journal
+	shards      []*shard
+	stats       *stats
 	// inside brings the requests of HTTP/2 streams to the loop; streams uses it.
 	inside  *http.Transport
 	streams *http2Proxy
@@ -161,6 +170,7 @@ func New(limits Limits, joiner Joiner, log *slog.Logger) *Server {
 	s.streams = newHTTP2Proxy(s)
 	s.SetLimits(limits)
 	s.SetAccess(nil)
+	s.SetClasses(nil)
 	s.fleet.Store(&Fleet{})
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	// Half of the cores relay: fewer shards copy in larger batches. One for
@@ -182,6 +192,7 @@ func New(limits Limits, joiner Joiner, log *slog.Logger) *Server {
 func (s *Server) SetFleet(f *Fleet) {
 	old := s.fleet.Swap(f)
 	s.lines.callAll()
+	s.rooms.call()
 	for _, m := range old.Listed {
 		// Adapters come and go; what was counted of those that went goes too.
 		if f.Models[m.Name] == nil {

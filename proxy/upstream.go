@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/zeebo/xxh3"
 	"golang.org/x/sys/unix"
 )
 
@@ -49,6 +50,7 @@ func NewReplica(slot int, id string, rawURL string) (*Replica, error) {
 	return &Replica{
 		Slot:      slot,
 		ID:        id,
+		key:       xxh3.HashString(id),
 		Addr:      net.JoinHostPort(u.Hostname(), strconv.FormatUint(port, 10)),
 		Host:      u.Host,
 		BasePath:  strings.TrimRight(u.EscapedPath(), "/"),

@@ -19,7 +19,9 @@ import (
 type env struct {
 	args           []string
 	stdout, stderr io.Writer
-	signals        <-chan os.Signal
+	// stdin stands for the process's own when it is nil.
+	stdin   io.Reader
+	signals <-chan os.Signal
 	// hangups are the signals upon which the agent loads its configuration
 	// again; nil stands for the process's own.
 	hangups <-chan os.Signal
@@ -28,6 +30,7 @@ type env struct {
 // commands is the grammar of the command line.
 type commands struct {
 	Agent   agentCommand   `cmd:"" help:"Route requests to engines: the node agent."`
+	Explain explainCommand `cmd:"" help:"Tell where a request would go now, and why."`
 	Check   checkCommand   `cmd:"" help:"Tell what is wrong with a configuration file."`
 	Sim     simCommand     `cmd:"" help:"Be an engine: a simulated vLLM or SGLang."`
 	Bench   benchCommand   `cmd:"" help:"Measure inferrail beside others."`

@@ -1,0 +1,288 @@
+package agent
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/inferrail/inferrail/proxy"
+)
+
+// loggedDecisions are the lines of a decision log.
+func loggedDecisions(t *testing.T, file string) (list []proxy.Decision) {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		if os.IsNotExist(err) {
+			return nil
+		}
+		t.Fatal(err)
+	}
+	for line := range bytes.Lines(text) {
+		if line[len(line)-1] != '\n' {
+			break // it is being written
+		}
+		var d proxy.Decision
+		if err := json.Unmarshal(line, &d); err != nil {
+			t.Fatalf("%v in %s", err, line)
+		}
+		list = append(list, d)
+	}
+	return list
+}
+
+// A decision is written with what came of it. Lines are appended, and after the file
+// was moved away and a hangup go to a new one; a file that is configured anew is
+// used at once; and what is there when the agent stops is written.
+func TestDecisionLog(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "decisions.jsonl")
+	c := testConfig(startEngine(t, 0, "m"), startEngine(t, 0, "m"))
+	c.Decisions = DecisionsConfig{File: file, Sample: 1}
+	a := startAgent(t, c)
+	running := true
+	defer func() {
+		if running {
+			stopped(t, a)
+		}
+	}()
+	send := func() {
+		t.Helper()
+		askWhole(t, a, "Hello!")
+	}
+	lines := func(file string, n int) []proxy.Decision {
+		t.Helper()
+		var list []proxy.Decision
+		eventually(t, func() bool { list = loggedDecisions(t, file); return len(list) >= n }, func() string {
+			return fmt.Sprintf("%s has %d lines, want %d", file, len(list), n)
+		})
+		if len(list) != n {
+			t.Errorf("%s has %d lines, want %d", file, len(list), n)
+		}
+		return list
+	}
+	send()
+	d := lines(file, 1)[0]
+	if d.Model != "m" || d.Winner == "" || len(d.Replicas) != 2 || d.Outcome == nil || d.Outcome.Outcome != "ok" || d.RequestID == "" {
+		t.Errorf("%+v", d)
+	}
+	text, err := os.ReadFile(file)
+	if err != nil || bytes.Contains(text, []byte("Hello")) || bytes.Contains(text, []byte("brief")) {
+		t.Errorf("%v: the prompt is in %s", err, text)
+	}
+
+	moved := file + ".1"
+	if err := os.Rename(file, moved); err != nil {
+		t.Fatal(err)
+	}
+	send()
+	lines(moved, 2)
+	a.decisions.reopen()
+	eventually(t, func() bool { return len(a.decisions.reopens) == 0 }, func() string { return "the file is not opened again" })
+	send()
+	lines(file, 1)
+	lines(moved, 2)
+
+	other := c
+	other.Decisions.File = filepath.Join(dir, "other")
+	if err := a.Reload(other); err != nil {
+		t.Fatal(err)
+	}
+	send()
+	lines(other.Decisions.File, 1)
+	off := c
+	off.Decisions.File = ""
+	if err := a.Reload(off); err != nil {
+		t.Fatal(err)
+	}
+	send()
+	if err := a.Reload(other); err != nil {
+		t.Fatal(err)
+	}
+	for range 5 {
+		send()
+	}
+	running = false
+	stopped(t, a)
+	if list := loggedDecisions(t, other.Decisions.File); len(list) != 6 {
+		t.Errorf("%d decisions were written before the end, want 6", len(list))
+	}
+	if info, err := os.Stat(file); err != nil || info.Mode().Perm()&0o007 != 0 {
+		t.Errorf("%v, %v: everybody may read it", info.Mode(), err)
+	}
+}
+
+// logrotate moves the file away and sends a hangup: the configuration says what it
+// said, and the file is opened again all the same.
+func TestDecisionLogRotates(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "decisions")
+	l := followed(t, testConfig(startEngine(t, 0, "m")), "decisions: {file: "+file+", sample: 1}\n")
+	askWhole(t, l.Agent, "Hello!")
+	eventually(t, func() bool { return len(loggedDecisions(t, file)) == 1 }, func() string { return "nothing is written" })
+	if err := os.Rename(file, file+".1"); err != nil {
+		t.Fatal(err)
+	}
+	l.hangup <- syscall.SIGHUP
+	eventually(t, func() bool {
+		askWhole(t, l.Agent, "Hello!")
+		return len(loggedDecisions(t, file)) > 0
+	}, func() string { return "the file is not opened again" })
+}
+
+func TestDecisionsConfig(t *testing.T) {
+	f := func(d DecisionsConfig, want string) {
+		t.Helper()
+		c := testConfig()
+		c.Replicas = []ReplicaConfig{{URL: "http://gpu:8000"}}
+		c.Decisions = d
+		switch err := c.Check(); {
+		case want == "" && err != nil:
+			t.Errorf("%+v: %v", d, err)
+		case want != "" && (err == nil || !strings.Contains(err.Error(), want)):
+			t.Errorf("%+v: %v, want %q", d, err, want)
+		}
+	}
+	f(DecisionsConfig{}, "")
+	f(DecisionsConfig{File: filepath.Join(t.TempDir(), "d"), Sample: 1}, "")
+	f(DecisionsConfig{File: "d", Sample: 1}, `decisions.file: "d" is not an absolute path`)
+	f(DecisionsConfig{File: "/nowhere/d"}, "decisions.file: cannot be written")
+	f(DecisionsConfig{File: t.TempDir()}, "is there and is not a file")
+	f(DecisionsConfig{Sample: -1}, "decisions.sample: -1 is outside 0 to 1")
+	f(DecisionsConfig{Sample: 1.01}, "decisions.sample: 1.01 is outside 0 to 1")
+}
+
+// When nothing takes what is written, nobody waits for it: requests go on, decisions
+// are dropped and counted, and the end comes all the same.
+func TestDecisionLogHangs(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := unix.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// Somebody holds it open and reads nothing.
+	reader, err := os.OpenFile(pipe, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reader.Close()
+	engine := startEngine(t, 0, "m")
+	c := testConfig(engine)
+	a := startAgent(t, c)
+	// A pipe is none that a configuration may name; a file on a disk that hangs is no
+	// better.
+	a.decisions.configure(DecisionsConfig{File: pipe, Sample: 1})
+	a.proxy.SetDecisions(a.decisions.records, 1)
+	client := &http.Client{Timeout: 20 * time.Second}
+	defer client.CloseIdleConnections()
+	dropped := func() bool {
+		_, text := page(t, a, "/metrics")
+		return !strings.Contains(text, "inferrail_decision_log_dropped_total 0\n")
+	}
+	// A pipe has room for some hundred, and as many wait.
+	for n := 0; !dropped(); n++ {
+		if n > 100 {
+			t.Fatal("nothing is dropped")
+		}
+		var wg sync.WaitGroup
+		for range 4 {
+			wg.Go(func() {
+				for range 25 {
+					resp, err := client.Post("http://"+a.Addr().String()+"/v1/completions", "application/json", strings.NewReader(`{"model":"m","prompt":"a","max_tokens":1}`))
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					resp.Body.Close()
+				}
+			})
+		}
+		wg.Wait()
+	}
+	began := time.Now()
+	stopped(t, a)
+	if d := time.Since(began); d > 10*time.Second {
+		t.Errorf("stopping took %v", d)
+	}
+	<-a.decisions.done // the goroutine ends too
+}
+
+// What cannot be written is counted and told once; when it can be again, lines go on
+// behind one that was torn.
+func TestDecisionLogAils(t *testing.T) {
+	said := &lines{}
+	dir := t.TempDir()
+	file := filepath.Join(dir, "no", "log")
+	l := newDecisionLog(DecisionsConfig{File: file, Sample: 1}, said.logger())
+	defer l.close()
+	write := func(n int) {
+		for i := range n {
+			l.records <- &proxy.Decision{Turn: uint64(i)}
+		}
+	}
+	write(10)
+	eventually(t, func() bool { return l.failed.Load() == 10 }, func() string { return fmt.Sprint(l.failed.Load(), " have failed") })
+	if n := strings.Count(said.String(), "decisions cannot be written down"); n != 1 || !strings.Contains(said.String(), "no such file") {
+		t.Errorf("told %d times:\n%s", n, said)
+	}
+	if err := os.Mkdir(filepath.Dir(file), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	l.reopen() // it would be tried again in a second
+	eventually(t, func() bool { write(1); return l.written.Load() > 0 }, func() string { return "nothing is written" })
+	if !strings.Contains(said.String(), "written down again") {
+		t.Errorf("not told:\n%s", said)
+	}
+	if len(loggedDecisions(t, file)) == 0 {
+		t.Error("there are no lines")
+	}
+}
+
+func TestDecisionLogTornLine(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	l := &decisionLog{log: testLog(t)}
+	l.file.Store(w)
+	if err := w.SetWriteDeadline(time.Now().Add(20 * time.Millisecond)); err != nil {
+		t.Fatal(err)
+	}
+	long := append(bytes.Repeat([]byte("x"), 1<<20), '\n')
+	if l.put(long) == nil || !l.torn {
+		t.Fatal("a pipe takes a megabyte")
+	}
+	got := make([]byte, 1<<20)
+	n, err := r.Read(got)
+	if err != nil || n == 0 {
+		t.Fatal(n, err)
+	}
+	if err := w.SetWriteDeadline(time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.put([]byte("{}\n")); err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	var rest []byte
+	for {
+		n, err := r.Read(got)
+		rest = append(rest, got[:n]...)
+		if err != nil {
+			break
+		}
+	}
+	if !slices.Equal(rest[len(rest)-4:], []byte("\n{}\n")) {
+		t.Errorf("it ends with %q", rest[max(len(rest)-10, 0):])
+	}
+}

@@ -1,0 +1,104 @@
+package agent
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/inferrail/inferrail/policy"
+	"github.com/inferrail/inferrail/proxy"
+)
+
+// readConfig is a valid configuration: what the text says, and a replica.
+func readConfig(t *testing.T, text string) *Config {
+	t.Helper()
+	c := DefaultConfig()
+	if err := c.ParseConfig([]byte("replicas: [{url: http://gpu:8000}]\n" + text)); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	return &c
+}
+
+// A shadow counts on while it and the policy that it is beside are configured as
+// before, whatever else changes.
+func TestShadowsAreKept(t *testing.T) {
+	var p policies
+	of := func(text string) (live string, shadows []*policy.Shadow) {
+		t.Helper()
+		c := p.of(readConfig(t, text), "m")
+		return c.live.Name(), c.shadows
+	}
+	live, first := of("routing: {default_policy: cost_model, shadows: [least_request, {policy: cost_model, name: other}]}")
+	if live != "cost_model" || len(first) != 2 || first[0].Policy.Name() != "least_request" {
+		t.Fatalf("%s beside %d shadows", live, len(first))
+	}
+	_, again := of("routing: {default_policy: cost_model, shadows: [least_request, {policy: cost_model, name: other}]}\nretry: {max_attempts: 1}")
+	if !slices.Equal(first, again) {
+		t.Error("shadows are new though nothing of them has changed")
+	}
+	_, moved := of("routing: {default_policy: cost_model, shadows: [{policy: cost_model, name: other}]}\nmodels: [{name: m, shadows: [least_request]}]")
+	if len(moved) != 2 || moved[0] != first[1] || moved[1] != first[0] {
+		t.Error("a shadow is new that has moved to the model's own")
+	}
+	live, fresh := of("routing: {default_policy: cost_model}\nmodels: [{name: m, policy: least_request, shadows: [least_request]}]")
+	if live != "least_request" || len(fresh) != 1 || fresh[0] == first[0] {
+		t.Errorf("%s: a shadow goes on that has counted beside another policy", live)
+	}
+	p.keep(func(string) bool { return false })
+	if len(p.models) != 0 {
+		t.Error("a model is kept that is not served")
+	}
+}
+
+// Weights of routing are those of its policy, wherever a model has it; a model's
+// own go first.
+func TestWeightsOfModels(t *testing.T) {
+	f := func(model, name string, want Weights) {
+		t.Helper()
+		c := DefaultConfig()
+		text := "routing: {default_policy: cost_model, weights: {own_work: 3, slack: 0.5}}\nmodels: [" + model + "]"
+		if err := c.ParseConfig([]byte(text)); err != nil {
+			t.Fatal(err)
+		}
+		got, weights := c.chosenBy(&c.Models[0])
+		if got != name || len(weights) != len(want) {
+			t.Errorf("%s: %s with %v, want %s with %v", model, got, weights, name, want)
+		}
+		for k, v := range want {
+			if weights[k] != v {
+				t.Errorf("%s: %s is %v, want %v", model, k, weights[k], v)
+			}
+		}
+	}
+	f("{name: m}", "cost_model", Weights{"own_work": 3, "slack": 0.5})
+	f("{name: m, weights: {slack: 0}}", "cost_model", Weights{"own_work": 3, "slack": 0})
+	f("{name: m, policy: cost_model, weights: {bound: 2}}", "cost_model", Weights{"own_work": 3, "slack": 0.5, "bound": 2})
+	f("{name: m, policy: least_request}", "least_request", nil)
+}
+
+// The fleet gives each model its own, those that only engines name too.
+func TestFleetHasPolicies(t *testing.T) {
+	cfg := readConfig(t, "routing: {default_policy: cost_model, shadows: [least_request]}\nmodels: [{name: m, policy: least_request, shadows: [cost_model], session_header: x-chat}]")
+	var published *proxy.Fleet
+	f := newFleet(cfg, testLog(t), func(s *proxy.Fleet) { published = s }, func([]netip.AddrPort) {})
+	defer f.close()
+	publish := func() *proxy.Model {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.publishLocked()
+		return published.Models["m"]
+	}
+	m := publish()
+	if m.Policy.Name() != "least_request" || len(m.Shadows) != 2 || m.Shadows[0].Policy.Name() != "least_request" || m.Shadows[1].Policy.Name() != "cost_model" {
+		t.Errorf("m has %s and %d shadows", m.Policy.Name(), len(m.Shadows))
+	}
+	if m.SessionHeader != "x-chat" {
+		t.Errorf("sessions are named by %q", m.SessionHeader)
+	}
+	if again := publish(); again == m || !slices.Equal(again.Shadows, m.Shadows) {
+		t.Error("the next snapshot has other shadows")
+	}
+}

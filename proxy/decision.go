@@ -1,0 +1,382 @@
+package proxy
+
+import (
+	"math"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/inferrail/inferrail/index"
+	"github.com/inferrail/inferrail/policy"
+	"github.com/inferrail/inferrail/proxy/prompt"
+)
+
+// noted is what an exchange remembers of why it is at its replica. It is part of
+// the exchange, used on its goroutine, and about the last attempt. The zero value is
+// before any.
+type noted struct {
+	// policy is the name of the policy that has chosen, replica that of its choice;
+	// empty before there is one.
+	policy, replica string
+	// record is what goes to the decision log, nil when this one does not.
+	record *Decision
+}
+
+// noteDecision is called when the request has got its place at a replica and is
+// about to be sent. Candidates, places and what shadows have judged are still those
+// of the choice.
+func (x *exchange) noteDecision() {
+	v, s := &x.noted, x.c.s
+	v.policy, v.replica = x.policy().Name(), x.replica.ID
+	s.stats.decisions.WithLabelValues(x.model.Name, v.policy, x.choice.Reason).Inc()
+	if x.choseIn > 0 {
+		s.stats.decisionTime.WithLabelValues(x.model.Name).Observe(x.choseIn.Seconds())
+	}
+	if log := s.decisionLog.Load(); v.record == nil && log != nil && rand.Float64() < log.sample {
+		v.record = new(Decision)
+	}
+	if v.record == nil {
+		return
+	}
+	x.tell(v.record)
+	for i := range x.judged {
+		j := &x.judged[i]
+		v.record.Shadows = append(v.record.Shadows, ShadowDecision{j.shadow.Name(), x.places[j.chosen].ID, milliseconds(j.expected), j.same})
+	}
+}
+
+// conclude is called once when a request is over, which may have been given to a
+// replica before.
+func (x *exchange) conclude(f failure, u usage, known bool) {
+	v, s := &x.noted, x.c.s
+	if v.replica == "" {
+		return
+	}
+	at := x.prefill.sent
+	if at.IsZero() {
+		at = x.sent // nothing is to be computed for it
+	}
+	cached, observed := -1, x.observed
+	if known && u.cachedTold {
+		cached = int(min(u.cached, 1<<30))
+	}
+	s.journal.enter(Prediction{Time: at, Model: x.model.Name, Policy: v.policy, Replica: v.replica, Reason: x.choice.Reason,
+		Outcome: f.label(), Status: x.status, Attempts: x.attempts, Exact: x.followed && x.promptReason == prompt.Exact, Tokens: x.asked.Tokens,
+		CachedPredicted: x.predicted, CachedActual: cached, Predicted: x.expected, Observed: observed}, x.id)
+	if observed >= 0 {
+		s.stats.predictedTime.WithLabelValues(x.model.Name).Observe(x.expected)
+		s.stats.firstToken.WithLabelValues(x.model.Name).Observe(observed)
+		if x.expected > 0 {
+			s.stats.predictionRatio.WithLabelValues(x.model.Name).Observe(observed / x.expected)
+		}
+	}
+	if log := s.decisionLog.Load(); v.record != nil && log != nil {
+		out := &DecisionOutcome{Outcome: f.label(), Status: x.status, Attempts: x.attempts, Seconds: time.Since(x.began).Seconds()}
+		if observed >= 0 {
+			first := milliseconds(observed)
+			out.FirstTokenMS = &first
+		}
+		if told := cached; told >= 0 {
+			out.CachedTokens = &told
+		}
+		v.record.Outcome = out
+		select {
+		case log.to <- v.record:
+		default:
+			s.stats.decisionsDropped.Inc()
+		}
+	}
+	v.record = nil // a connection may be idle for long
+}
+
+// policy is what chooses among the model's replicas.
+func (x *exchange) policy() policy.Policy {
+	if x.model.Policy == nil {
+		return policy.LeastRequest{}
+	}
+	return x.model.Policy
+}
+
+// decisionLog is where a part of the decisions goes to. Immutable.
+type decisionLog struct {
+	to     chan<- *Decision
+	sample float64
+}
+
+// SetDecisions sends, from now on, sample of all decisions to a channel when their
+// requests are over; nil ends it. A sample of 1 is all. What the channel has no room
+// for is dropped and counted: no request waits. The receiver may keep what it gets.
+func (s *Server) SetDecisions(to chan<- *Decision, sample float64) {
+	if to == nil || !(sample > 0) {
+		s.decisionLog.Store(nil)
+		return
+	}
+	s.decisionLog.Store(&decisionLog{to, sample})
+}
+
+// Decision is why a request goes where it goes, and what came of it. Explain makes
+// one, and the decision log is made of them. It holds nothing of what the request
+// says but its id and its model's name.
+type Decision struct {
+	Time      time.Time `json:"time"`
+	RequestID string    `json:"request_id,omitempty"`
+	Path      string    `json:"path"`
+	Model     string    `json:"model"`
+	Policy    string    `json:"policy"`
+	// PromptTokens is how long the prompt is; of a prompt that is not Exact it is an
+	// estimate, and Why, as in the metric inferrail_prompts_total, is the reason.
+	PromptTokens int    `json:"prompt_tokens"`
+	Exact        bool   `json:"exact"`
+	Why          string `json:"why,omitempty"`
+	// Blocks is how many whole blocks the prompt has, of BlockSize tokens, or, when
+	// it is not exact, bytes.
+	Blocks    int `json:"blocks"`
+	BlockSize int `json:"block_size"`
+	// OutputTokens is how long the answer may be, 0 when that is not known.
+	OutputTokens int `json:"output_tokens"`
+	// Class is the request's, and BudgetMS the time to first token that it grants, 0
+	// for any.
+	Class    string  `json:"class,omitempty"`
+	BudgetMS float64 `json:"budget_ms,omitempty"`
+	// HasPrefix and HasSession: it is known how the prompt begins, and to which
+	// conversation it belongs.
+	HasPrefix  bool `json:"has_prefix"`
+	HasSession bool `json:"has_session"`
+	// Rand and Turn are those of policy.Request, as hexadecimal and decimal numbers.
+	Rand string `json:"rand"`
+	Turn uint64 `json:"turn"`
+	// Replicas are those of the model: the candidates, and the others with the
+	// reason why they are none.
+	Replicas []Considered `json:"replicas"`
+	// Winner is the replica that was chosen, "" for none, and Reason says why in a
+	// few words.
+	Winner string `json:"winner"`
+	Reason string `json:"reason"`
+	// Admission is why the request is taken, or why it is not if Refused is set: then
+	// it may come again after RetryAfterMS. Waits says where it waits for its turn
+	// first, "" for nowhere. Only Explain sets them, but for Admission.
+	Admission    string  `json:"admission,omitempty"`
+	Refused      bool    `json:"refused,omitempty"`
+	RetryAfterMS float64 `json:"retry_after_ms,omitempty"`
+	Waits        string  `json:"waits,omitempty"`
+	// PredictedMS is the expected time to first token there.
+	PredictedMS Number           `json:"predicted_ms"`
+	Shadows     []ShadowDecision `json:"shadows,omitempty"`
+	// Outcome is nil as long as the request is not over.
+	Outcome *DecisionOutcome `json:"outcome,omitempty"`
+}
+
+// Considered is one replica in a Decision. Times are expected ones.
+type Considered struct {
+	Replica string `json:"replica"`
+	Slot    int    `json:"slot"`
+	// Excluded is why it is not to be chosen, "" when it may be. Of one that was no
+	// candidate nothing that follows but InFlight and Pending is known.
+	Excluded string `json:"excluded,omitempty"`
+	// InFlight and Pending are the requests there, and in line for it.
+	InFlight int `json:"in_flight"`
+	Pending  int `json:"pending"`
+	// CachedTokens need not be computed there; Blocks are those that each tier of
+	// its cache has, without what a faster one has too. CacheExact: that is known
+	// from its own events.
+	CachedTokens int            `json:"cached_tokens"`
+	Blocks       map[string]int `json:"blocks,omitempty"`
+	CacheExact   bool           `json:"cache_exact"`
+	// WaitMS is for the prompts ahead, whose uncached tokens are AheadTokens,
+	// PrefillMS for this one, and ExpectedMS the time to first token.
+	AheadTokens float64 `json:"ahead_tokens"`
+	WaitMS      Number  `json:"wait_ms"`
+	PrefillMS   Number  `json:"prefill_ms"`
+	ExpectedMS  Number  `json:"expected_ms"`
+	Decoding    int     `json:"decoding"`
+	Queued      int     `json:"queued"`
+	KV          float64 `json:"kv"`
+	Share       float64 `json:"share"`
+	// Speed is what its prefill is taken to cost, in microseconds a token, in
+	// nanoseconds a token and token before it, and in milliseconds a prompt.
+	Speed ConsideredSpeed `json:"speed"`
+	// Terms add up to Cost, in the policy's measure; null stands for infinity.
+	Terms []CostTerm `json:"terms,omitempty"`
+	Cost  Number     `json:"cost"`
+}
+
+// ConsideredSpeed is a policy.Speed in units that people can read.
+type ConsideredSpeed struct {
+	TokenUS     float64 `json:"us_per_token"`
+	AttentionNS float64 `json:"ns_per_pair"`
+	PromptMS    float64 `json:"ms_per_prompt"`
+}
+
+// CostTerm is a policy.Term.
+type CostTerm struct {
+	Name  string `json:"name"`
+	Value Number `json:"value"`
+}
+
+// ShadowDecision is what a shadow would have done.
+type ShadowDecision struct {
+	Policy      string `json:"policy"`
+	Winner      string `json:"winner"`
+	PredictedMS Number `json:"predicted_ms"`
+	Same        bool   `json:"same"`
+}
+
+// DecisionOutcome is what came of a decision.
+type DecisionOutcome struct {
+	Outcome  string  `json:"outcome"`
+	Status   int     `json:"status"`
+	Attempts int     `json:"attempts"`
+	Seconds  float64 `json:"seconds"`
+	// FirstTokenMS is nil when it was not seen, CachedTokens when the engine has not
+	// told it.
+	FirstTokenMS *Number `json:"first_token_ms"`
+	CachedTokens *int    `json:"cached_tokens"`
+}
+
+// Number is a float64 that JSON has as null when it is no finite number, which is
+// read as infinity.
+type Number float64
+
+// MarshalJSON implements json.Marshaler.
+func (n Number) MarshalJSON() ([]byte, error) {
+	if math.IsNaN(float64(n)) || math.IsInf(float64(n), 0) {
+		return []byte("null"), nil
+	}
+	return strconv.AppendFloat(nil, float64(n), 'g', -1, 64), nil
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (n *Number) UnmarshalJSON(text []byte) error {
+	if string(text) == "null" {
+		*n = Number(math.Inf(1))
+		return nil
+	}
+	f, err := strconv.ParseFloat(string(text), 64)
+	*n = Number(f)
+	return err
+}
+
+// milliseconds are those of so many seconds, to the microsecond.
+func milliseconds(seconds float64) Number { return Number(math.Round(seconds*1e6) / 1e3) }
+
+// tiers are those of the caches, as people are told them.
+var tiers = [index.Tiers]string{index.GPU: "gpu", index.CPU: "cpu", index.Disk: "disk", index.Remote: "remote"}
+
+// tell fills d with what was decided: from candidates and places, which pick has
+// left, and with x.replica, if there is one, as the winner.
+func (x *exchange) tell(d *Decision) {
+	p, asked := x.policy(), &x.asked
+	costs := make([]float64, len(x.candidates))
+	p.Score(asked, x.candidates, costs)
+	*d = Decision{
+		Time: time.Now(), RequestID: string(x.id), Path: string(x.path), Model: x.model.Name, Policy: p.Name(),
+		PromptTokens: asked.Tokens, Exact: x.followed && x.promptReason == prompt.Exact,
+		BlockSize: x.model.BlockSize, OutputTokens: asked.Output,
+		HasPrefix: asked.Prefix != 0, HasSession: asked.Session != 0,
+		Rand: strconv.FormatUint(asked.Rand, 16), Turn: asked.Turn,
+		Reason: x.choice.Reason, PredictedMS: Number(math.Inf(1)),
+		BudgetMS: float64(x.budget) / float64(time.Millisecond), Admission: x.verdict,
+	}
+	if x.class != nil {
+		d.Class = x.class.Name
+	}
+	if !d.Exact {
+		d.BlockSize = index.TextBlock
+		if d.Why = prompt.Route.String(); x.followed {
+			d.Why = x.promptReason.String()
+		}
+	}
+	var held []Held
+	if b := x.blocks; b != nil {
+		if len(b.sizes) > 0 {
+			d.BlockSize = b.sizes[0]
+		}
+		for i := 0; i < len(b.prompts); i += b.stride() {
+			d.Blocks += len(b.prompts[i].Chain)
+		}
+		if b.looked {
+			held = b.held(x.cache.index, x.places)
+		}
+	}
+	var terms []policy.Term
+	for i, r := range x.places {
+		c := &x.candidates[i]
+		row := Considered{
+			Replica: r.ID, Slot: r.Slot, InFlight: c.InFlight, Pending: r.Pending(),
+			CachedTokens: c.Cached, CacheExact: c.Exact,
+			AheadTokens: math.Round(c.Ahead.Tokens), WaitMS: milliseconds(c.Wait),
+			PrefillMS:  milliseconds(c.Speed.Time(policy.Prefill(asked.Tokens-c.Cached, c.Cached))),
+			ExpectedMS: milliseconds(policy.TTFT(asked, c)),
+			Decoding:   c.Decoding, Queued: c.Queued, KV: c.KV, Share: c.Share,
+			Speed: ConsideredSpeed{round(c.Speed.A * 1e6), round(c.Speed.B * 1e9), round(c.Speed.D * 1e3)},
+			Cost:  Number(costs[i]),
+		}
+		if row.Share == 0 {
+			row.Share = 1
+		}
+		if held != nil {
+			for tier, n := range held[i].Blocks {
+				if n > 0 {
+					if row.Blocks == nil {
+						row.Blocks = map[string]int{}
+					}
+					row.Blocks[tiers[tier]] = n
+				}
+			}
+		}
+		terms = policy.AppendTerms(terms[:0], p, asked, x.candidates, i, float64(row.Cost))
+		for _, t := range terms {
+			row.Terms = append(row.Terms, CostTerm{t.Name, Number(t.Value)})
+			if row.Excluded == "" && math.IsInf(t.Value, 1) {
+				row.Excluded = "by the policy: " + t.Name
+			}
+		}
+		if row.Excluded == "" && !(row.Cost < Number(math.Inf(1))) {
+			row.Excluded = "by the policy"
+		}
+		if r == x.replica {
+			d.Winner, d.PredictedMS = r.ID, row.ExpectedMS
+		}
+		d.Replicas = append(d.Replicas, row)
+	}
+	for _, r := range x.model.Replicas {
+		if slices.Contains(x.places, r) {
+			continue
+		}
+		why := "it has as many requests as it may"
+		if slices.Contains(x.tried, r) {
+			why = "it has failed this request"
+		}
+		d.Replicas = append(d.Replicas, Excluded(r, why))
+	}
+}
+
+// Excluded is a replica that was no candidate, and why.
+func Excluded(r *Replica, why string) Considered {
+	unknown := Number(math.Inf(1))
+	return Considered{Replica: r.ID, Slot: r.Slot, Excluded: why, InFlight: r.InFlight(), Pending: r.Pending(),
+		Share: r.Share(time.Now()), Cost: unknown, WaitMS: unknown, PrefillMS: unknown, ExpectedMS: unknown}
+}
+
+// round leaves six digits.
+func round(f float64) float64 {
+	g, err := strconv.ParseFloat(strconv.FormatFloat(f, 'g', 6, 64), 64)
+	if err != nil {
+		return f
+	}
+	return g
+}
+
+// Refusal is why a request would not come so far that a replica is chosen for it.
+type Refusal struct {
+	// Status is what it would be answered with, and Message what it would be told.
+	Status  int
+	Message string
+}
+
+// Error implements error.
+func (r *Refusal) Error() string {
+	return "the request would be refused with status " + strconv.Itoa(r.Status) + " (" + http.StatusText(r.Status) + "): " + r.Message
+}

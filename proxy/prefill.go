@@ -1,0 +1,188 @@
+package proxy
+
+import (
+	"math"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"github.com/inferrail/inferrail/policy"
+)
+
+// prefill is the computing of a request's prompt at one replica, from sending it
+// until its first token. It is part of an exchange and used by its goroutine alone,
+// for one attempt after another; entry must not move while it is in a backlog. The
+// zero value is in none.
+type prefill struct {
+	entry policy.Entry
+	// at is the replica in whose backlog entry is, nil for none; sent is since when.
+	at   *Replica
+	sent time.Time
+	// cached is how many of the prompt's tokens are taken to be in the engine's
+	// cache, and work what there is to compute besides.
+	cached int
+	work   policy.Work
+	// streams: a stream is asked for, whose first token can be seen.
+	streams bool
+	// sequences is how many prompts there are. exact: cached is known from the
+	// engine's own events, or it must be nothing.
+	sequences int
+	exact     bool
+	// again: the request was sent twice, on another connection the second time.
+	again bool
+	// first is how long the first token has taken since sent, 0 when it is not
+	// there, or not known to be.
+	first time.Duration
+	// seen is what the first token has told of the replica's speed, and kept until
+	// the end of the answer if waits is set: the engine will tell what it had cached.
+	seen  policy.Observation
+	waits bool
+}
+
+// expectPrefill enters the request, which is about to be sent to the replica, in what the
+// replica has before it.
+func (x *exchange) expectPrefill() {
+	p, now := &x.prefill, time.Now()
+	if p.at != nil {
+		p.at.backlog.Leave(&p.entry, now)
+		p.again = true
+	}
+	p.at, p.sent = x.replica, now
+	p.sequences = x.sequences()
+	p.exact = x.call.uncached(x.path)
+	if b := x.blocks; b != nil && !p.exact {
+		_, p.exact = b.at(x.replica)
+	}
+	p.work = x.workWith(p.cached)
+	if p.work == (policy.Work{}) {
+		p.at = nil // nothing is to be computed
+		return
+	}
+	p.streams = x.call.stream || string(x.path) == "/generate_stream"
+	speed := x.replica.calibration.Speed()
+	x.replica.backlog.Enter(&p.entry, p.work, p.streams, now, speed.Time(p.work))
+	x.replica.prompts.add(p.work.Tokens)
+}
+
+// workWith is the work that the request is to an engine that has so many of its
+// prompt's tokens cached. Several sequences are taken to be alike.
+func (x *exchange) workWith(cached int) policy.Work {
+	tokens := x.asked.Tokens
+	if tokens == 0 {
+		return policy.Work{}
+	}
+	cached = min(cached, tokens)
+	n := max(x.prefill.sequences, 1)
+	w := policy.Prefill((tokens-cached)/n, cached/n)
+	return policy.Work{Prompts: float64(n), Tokens: float64(tokens - cached), Attention: w.Attention * float64(n)}
+}
+
+// firstToken notes that the first token was there at now. It tells those who learn
+// from it.
+//
+// What the replica had cached is a prediction. Where it is known from the engine's
+// own events, what is learned of the replica's speed is learned now. So it is where
+// the end of the answer will tell no better. Otherwise it is learned then, by what
+// the engine says that it had: a prediction that is wrong would make the replica
+// look fast, or slow.
+func (x *exchange) firstToken(now time.Time) {
+	p := &x.prefill
+	if p.at == nil || p.first > 0 || x.response.status != http.StatusOK {
+		return
+	}
+	p.first = max(now.Sub(p.sent), 1)
+	r := p.at
+	x.observed = p.first.Seconds()
+	o, ok := r.backlog.First(&p.entry, r.decoding(now), now)
+	switch {
+	case !ok || p.again:
+	case o.Own && x.tellsCached() && !p.exact:
+		p.seen, p.waits = o, true
+	default:
+		r.calibration.Observe(o)
+	}
+	if a := x.model.Admission; a != nil {
+		a.Observe(now, now.Sub(x.sent))
+	}
+	for i := range x.judged {
+		j := &x.judged[i]
+		j.shadow.Settle(x.observed, x.expected, j.expected, j.same)
+	}
+	x.judged = x.judged[:0]
+}
+
+// prefilledWhole notes that an answer has come that is no stream: the prompt is
+// computed, and how long that took cannot be told from it.
+func (x *exchange) prefilledWhole() {
+	p := &x.prefill
+	if p.at != nil && !p.streams && x.response.status == http.StatusOK {
+		now := time.Now()
+		// Nothing is concluded from this prompt, and so not from what is generated now.
+		if o, ok := p.at.backlog.First(&p.entry, 0, now); ok && !o.Own {
+			p.at.calibration.Observe(o)
+		}
+	}
+	x.leaveBacklog()
+}
+
+// tellsCached reports that the end of the answer is expected to tell how much of
+// the prompt the engine had cached.
+func (x *exchange) tellsCached() bool {
+	return x.replica.tellsCached.Load() && (x.asksUsage || x.call.usageEnd > 0 || x.route == routeAnswer)
+}
+
+// leaveBacklog takes the request out of what the replica has before it. It may be
+// called at any time.
+func (x *exchange) leaveBacklog() {
+	if p := &x.prefill; p.at != nil {
+		p.at.backlog.Leave(&p.entry, time.Now())
+		p.at = nil
+	}
+}
+
+// learn learns what the end of an answer has told: u, if known.
+func (x *exchange) learn(f failure, u usage, known bool) {
+	r, p := x.replica, &x.prefill
+	if r == nil || p.sent.IsZero() {
+		return
+	}
+	if f == none && x.passed && x.status == http.StatusOK && x.computes() && !p.again {
+		n := policy.Total(&x.asked)
+		if known && !u.partial {
+			n = int(min(u.prompt, 1<<30) + min(u.completion, 1<<30))
+		}
+		r.filter.Observe(n, time.Since(p.sent).Seconds())
+	}
+	if known && u.cachedTold && !u.partial && !r.tellsCached.Load() {
+		r.tellsCached.Store(true)
+	}
+	if !p.waits {
+		return
+	}
+	p.waits = false
+	if known && u.cachedTold && !u.partial && u.prompt > 0 && p.sequences == 1 {
+		// A prompt's tokens may be an estimate, and are one for the next prompt, too:
+		// what was cached is measured in them.
+		cached := float64(min(u.cached, u.prompt)) / float64(u.prompt) * float64(x.asked.Tokens)
+		p.seen.Work = p.seen.Work.Minus(p.work).Plus(x.workWith(int(math.Round(cached))))
+	}
+	r.calibration.Observe(p.seen)
+}
+
+// meanOver is over how many prompts their sizes are averaged.
+const meanOver = 16
+
+// promptMean is the mean of how many uncached tokens prompts have had at a replica
+// lately. Any goroutine may use it. The zero value has seen none.
+type promptMean struct{ bits atomic.Uint64 }
+
+// add takes another prompt. Of several at once one may be lost.
+func (m *promptMean) add(tokens float64) {
+	mean := math.Float64frombits(m.bits.Load())
+	if mean == 0 {
+		mean = tokens
+	}
+	m.bits.Store(math.Float64bits(mean + (tokens-mean)/meanOver))
+}
+
+func (m *promptMean) get() float64 { return math.Float64frombits(m.bits.Load()) }
