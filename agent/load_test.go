@@ -4,13 +4,19 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/inferrail/inferrail/simulator"
 )
@@ -455,6 +461,54 @@ func BenchmarkLoads(b *testing.B) {
 		r := readMetrics(points)
 		if _, _, why := r.gaugesOf(1, 2); why != "" {
 			b.Fatal(why)
+		}
+	}
+}
+
+// What Prometheus's own library writes is read as what it was told, whatever the
+// names of models are.
+func TestLoadsOfRandomPages(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	odd := []string{"m", `a"b`, `a\`, `a\"`, "a\nb", `{}`, `}`, `",engine="9`, `engine="3"`, "ü", " ", ""}
+	for round := range 300 {
+		registry := prometheus.NewRegistry()
+		vec := func(name string, labels ...string) *prometheus.GaugeVec {
+			v := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: "Help with vllm:num_requests_running{engine=\"0\"} 7\nin it."}, labels)
+			registry.MustRegister(v)
+			return v
+		}
+		running, waiting, usage := vec("vllm:num_requests_running", "model_name", "engine"), vec("vllm:num_requests_waiting", "engine", "model_name"), vec("vllm:kv_cache_usage_perc", "engine", "model_name")
+		for _, name := range []string{"vllm:num_requests_waiting_by_reason", "vllm:num_requests", "vllm:num_requests_runnings", "python_info", "vllm:kv_cache_usage_perc_max"} {
+			vec(name, "engine").WithLabelValues("0").Set(1e9)
+		}
+		buckets := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "vllm:e2e_request_latency_seconds"}, []string{"engine"})
+		registry.MustRegister(buckets)
+		buckets.WithLabelValues("0").Observe(3)
+
+		ranks := 1 + rng.IntN(12)
+		want := make([][2]float64, ranks)
+		full := make([]float64, ranks)
+		for rank := range ranks {
+			for _, i := range rng.Perm(len(odd))[:1+rng.IntN(3)] {
+				r, w, u := float64(rng.IntN(1000)), float64(rng.IntN(1000)), rng.Float64()
+				engine := strconv.Itoa(rank)
+				running.WithLabelValues(odd[i], engine).Set(r)
+				waiting.WithLabelValues(engine, odd[i]).Set(w)
+				usage.WithLabelValues(engine, odd[i]).Set(u)
+				want[rank][0] += r
+				want[rank][1] += w
+				full[rank] = max(full[rank], u)
+			}
+		}
+		answer := httptest.NewRecorder()
+		promhttp.HandlerFor(registry, promhttp.HandlerOpts{}).ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+		page := answer.Body.Bytes()
+		r := readMetrics(appendPoints(nil, page))
+		for rank := range ranks {
+			g, _, why := r.gaugesOf(rank, ranks)
+			if why != "" || g.running.value != want[rank][0] || g.waiting.value != want[rank][1] || g.usage.value != full[rank] {
+				t.Fatalf("round %d, rank %d: %+v %s, want %v and %v, of\n%s", round, rank, g, why, want[rank], full[rank], page)
+			}
 		}
 	}
 }
