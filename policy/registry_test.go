@@ -151,7 +151,6 @@ func someCandidates(rng *rand.Rand, hostile bool) []Candidate {
 		c.Ahead = Work{number(float64(small())), number(rng.Float64() * 9000), number(rng.Float64() * 1e7)}
 		c.Wait = number(rng.Float64())
 		c.Speed = Speed{number(rng.Float64() * 1e-4), number(rng.Float64() * 1e-9), number(rng.Float64() * 0.01)}
-		c.Speed.A = math.Abs(c.Speed.A)
 		c.Decoding, c.InFlight, c.Queued = count(small()), count(small()), count(small()/4)
 		if rng.IntN(4) == 0 {
 			c.Share = number(rng.Float64())
