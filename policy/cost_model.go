@@ -7,8 +7,8 @@ import (
 
 // CostModel is the default policy: the expected time to first token, in seconds,
 // and what the request takes from others. It is immutable once it scores; Score and
-// AppendTerms may be called from any goroutine. The zero value weighs only the wait
-// and the load from lower tiers; NewCostModel returns one with its weights.
+// AppendTerms may be called from any goroutine. The zero value weighs only the wait;
+// NewCostModel returns one with its weights.
 //
 //	cost = (wait + prefill + own_work + load + interference) / share + overload
 //
@@ -147,7 +147,7 @@ func (m *CostModel) score(r *Request, candidates []Candidate, costs []float64, k
 	for i := range candidates {
 		c := &candidates[i]
 		cached := min(c.Cached, tokens)
-		lower |= c.CachedGPU - cached
+		lower |= c.CachedGPU | (c.CachedGPU - cached)
 		held, a := float64(cached), c.Speed.A
 		fill := (all-held)*(a+c.Speed.B*(0.5*(all+held))) + c.Speed.D
 		cost := (own+interference*float64(c.Decoding))*fill + c.Wait
@@ -269,14 +269,24 @@ func (m *CostModel) plain(r *Request, candidates []Candidate, costs []float64, o
 func (m *CostModel) load(c *Candidate, cached int, times float64) float64 {
 	gpu := max(c.CachedGPU, 0)
 	cpu := max(min(c.CachedCPU, cached), gpu)
-	return c.tier(gpu, cpu, m.LoadCPU, times) + c.tier(cpu, cached, m.LoadDisk, times)
+	part := m.counted(c)
+	onGPU, onCPU, all := part*float64(gpu), part*float64(cpu), part*float64(cached)
+	return c.tier(onGPU, onCPU, m.LoadCPU, times) + c.tier(onCPU, all, m.LoadDisk, times)
 }
 
 // tier is how long it takes to load the tokens from one on to another, each seconds
 // for each.
-func (c *Candidate) tier(from, to int, each, times float64) float64 {
-	n := float64(to - from)
-	return n * min(each, times*(c.Speed.A+c.Speed.B*(float64(from)+n/2)))
+func (c *Candidate) tier(from, to, each, times float64) float64 {
+	n := to - from
+	return n * min(each, max(times*(c.Speed.A+c.Speed.B*(from+n/2)), 0))
+}
+
+// counted is how much counts of what the candidate has cached.
+func (m *CostModel) counted(c *Candidate) float64 {
+	if c.Exact {
+		return 1
+	}
+	return m.Approximate
 }
 
 // weighed is the candidate's requests, by the time that it takes for a token: so a
@@ -312,12 +322,8 @@ type parts struct {
 
 func (m *CostModel) parts(r *Request, c *Candidate, own float64) (p parts) {
 	cached := min(c.Cached, max(r.Tokens, 0))
-	held := float64(cached)
-	if !c.Exact && m.Approximate < 1 {
-		held *= m.Approximate
-	}
 	p.wait = c.wait()
-	p.prefill = c.Speed.fill(float64(max(r.Tokens, 0)), held)
+	p.prefill = c.Speed.fill(float64(max(r.Tokens, 0)), m.counted(c)*float64(cached))
 	p.ownWork = (own - 1) * p.prefill
 	if c.CachedGPU < cached {
 		p.load = m.load(c, cached, own+m.Interference*float64(c.Decoding))
