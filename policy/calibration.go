@@ -12,13 +12,13 @@ import (
 // zero value knows nothing and has DefaultSpeed.
 //
 // It is least squares, with the errors taken relative to what was observed, so that
-// short prompts count as much as long ones, and with old observations fading: after
-// memory of them, one has a third of its weight left. Where they do not tell the
-// coefficients apart, as with prompts that are all of one length, these keep the
-// proportions that they had last when they were told apart, or else the prior's.
+// short prompts count as much as long ones, and with old observations fading. Where
+// they do not tell the coefficients apart, as with prompts that are all of one length,
+// these keep the proportions that they had last when they were told apart, or else the
+// prior's; unless what was observed contradicts those.
 //
-//   - One observation that is far off, measured by how far off they usually are, is
-//     clipped; farther off, it is left out.
+//   - An observation that is far off, measured by how far off they usually are, is
+//     clipped; one that is absurd is left out, if there are only few of that kind.
 //   - When nearly all of the last ones are off to the same side the replica has
 //     become slower or faster. All coefficients change by the median then, and what
 //     was known of how fast it is as a whole is forgotten; of how the coefficients
@@ -39,8 +39,8 @@ type Calibration struct {
 	// The normal equations: information·factor = evidence.
 	information matrix
 	evidence    vector
-	// recent are the last observations, errors how far the predictions were off;
-	// both hold what has come lately, in no order.
+	// recent are the last observations, in no order, and errors how far off the
+	// predictions of the last ones were.
 	recent [window]Observation
 	errors errorWindow
 	// lean is near 1 when all observations, for a while, took longer than predicted,
@@ -59,6 +59,7 @@ type Calibration struct {
 }
 
 const (
+	// memory is after how many observations one has a third of its weight left.
 	memory = 500
 	// window is how many observations are looked at to see a change: enough of them
 	// must be off to the same side. Before there are so many, but from fewest on,

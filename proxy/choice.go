@@ -171,6 +171,7 @@ func (x *exchange) stay(f failure) failure {
 			return none
 		}
 		if f := c.wait(none); f != none {
+			x.message = ""
 			return f
 		}
 		if now := time.Now(); first && !now.Before(until) && now.Before(x.leaveBy) {
@@ -285,7 +286,6 @@ func (x *exchange) lineUp(r *Replica) failure {
 		}
 	}
 	x.replica = r
-	x.decided()
 	now := time.Now()
 	if !now.Before(x.until) {
 		x.leave()

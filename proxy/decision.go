@@ -78,8 +78,7 @@ func (x *exchange) conclude(f failure, u usage, known bool) {
 			first := milliseconds(observed)
 			out.FirstTokenMS = &first
 		}
-		if cached >= 0 {
-			told := cached
+		if told := cached; told >= 0 {
 			out.CachedTokens = &told
 		}
 		v.record.Outcome = out

@@ -118,7 +118,8 @@ func (x *exchange) prefilledWhole() {
 	p := &x.prefill
 	if p.at != nil && !p.streams && x.response.status == http.StatusOK {
 		now := time.Now()
-		if o, ok := p.at.backlog.First(&p.entry, p.at.decoding(now), now); ok && !o.Own {
+		// Nothing is concluded from this prompt, and so not from what is generated now.
+		if o, ok := p.at.backlog.First(&p.entry, 0, now); ok && !o.Own {
 			p.at.calibration.Observe(o)
 		}
 	}
