@@ -152,9 +152,9 @@ func (k *Calibration) startLocked(prior vector) {
 
 // Observe takes an observation. What cannot be one is left out.
 func (k *Calibration) Observe(o Observation) {
-	if !(o.Seconds >= fastest && o.Seconds <= 3600) || !(o.Work.Prompts >= 0 && o.Work.Prompts <= 1e6) ||
-		!(o.Work.Tokens >= 0 && o.Work.Tokens <= 1e9) || !(o.Work.Attention >= 0 && o.Work.Attention <= 1e14) ||
-		o.Work == (Work{}) {
+	const longest = 1e7 // tokens that a token may have before it
+	if w := &o.Work; !(o.Seconds >= fastest && o.Seconds <= 3600) || !(w.Prompts >= 1 && w.Prompts <= 1e6) ||
+		!(w.Tokens >= 0 && w.Tokens <= 1e9) || !(w.Attention >= 0 && w.Attention <= w.Tokens*longest) {
 		return
 	}
 	k.mu.Lock()
@@ -308,14 +308,24 @@ func (k *Calibration) rescaleLocked() {
 			}
 		}
 	}
-	k.evidence = k.information.times(k.factor)
 	k.errors, k.lean = errorWindow{}, 0
 	// Those that are as far off as before are from before the change.
 	var of [window]bool
+	fit := 0
 	for i := range n {
 		r := k.ratioLocked(i)
-		of[i] = first || r < 1.25 && r > 1/1.25
+		if of[i] = first || r < 1.25 && r > 1/1.25; of[i] {
+			fit++
+		}
 	}
+	if fit < window/2 && !first {
+		// Nor are the proportions what they were.
+		k.information = matrix{}
+		for i := range of {
+			of[i] = true
+		}
+	}
+	k.evidence = k.information.times(k.factor)
 	for i := range n {
 		if of[i] {
 			k.learnLocked(&k.recent[i])
