@@ -40,6 +40,8 @@ const (
 	ownLag = 250 * time.Millisecond
 	// mostRequests is more than any engine has at one time.
 	mostRequests = 1 << 20
+	// mostVRAM is more than all of a node's GPUs have.
+	mostVRAM = 1 << 50
 	// mostShare is what shares that are rounded come to.
 	mostShare = 1.01
 	// hitsFor is how long a token that was looked for counts in the hit rate.
@@ -287,7 +289,7 @@ func readResident(page []byte) (reading, bool) {
 	}
 	r := reading{engine: "ollama", uncounted: true}
 	for _, m := range body.Models {
-		r.resident += float64(m.VRAM)
+		r.resident += float64(min(m.VRAM, mostVRAM))
 	}
 	return r, true
 }
