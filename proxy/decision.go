@@ -17,9 +17,9 @@ import (
 // the exchange, used on its goroutine, and about the last attempt. The zero value is
 // before any.
 type noted struct {
-	// policy is the name of the policy that has chosen, replica that of its choice;
-	// empty before there is one.
-	policy, replica string
+	// policy is the name of the policy that has chosen, replica that of its choice, and
+	// reason why; empty before there is one.
+	policy, replica, reason string
 	// record is what goes to the decision log, nil when this one does not.
 	record *Decision
 }
@@ -29,8 +29,8 @@ type noted struct {
 // of the choice.
 func (x *exchange) noteDecision() {
 	v, s := &x.noted, x.c.s
-	v.policy, v.replica = x.policy().Name(), x.replica.ID
-	s.stats.decisions.WithLabelValues(x.model.Name, v.policy, x.choice.Reason).Inc()
+	v.policy, v.replica, v.reason = x.policy().Name(), x.replica.ID, x.choice.Reason
+	s.stats.decisions.WithLabelValues(x.model.Name, v.policy, v.reason).Inc()
 	if x.choseIn > 0 {
 		s.stats.decisionTime.WithLabelValues(x.model.Name).Observe(x.choseIn.Seconds())
 	}
@@ -62,7 +62,7 @@ func (x *exchange) conclude(f failure, u usage, known bool) {
 	if known && u.cachedTold {
 		cached = int(min(u.cached, 1<<30))
 	}
-	s.journal.enter(Prediction{Time: at, Model: x.model.Name, Policy: v.policy, Replica: v.replica, Reason: x.choice.Reason,
+	s.journal.enter(Prediction{Time: at, Model: x.model.Name, Policy: v.policy, Replica: v.replica, Reason: v.reason,
 		Outcome: f.label(), Status: x.status, Attempts: x.attempts, Exact: x.followed && x.promptReason == prompt.Exact, Tokens: x.asked.Tokens,
 		CachedPredicted: x.predicted, CachedActual: cached, Predicted: x.expected, Observed: observed}, x.id)
 	if observed >= 0 {
