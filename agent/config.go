@@ -140,7 +140,7 @@ type ReplicaConfig struct {
 	// policy nlms. Empty is small.
 	Tier string `yaml:"tier"`
 	// VRAM is the memory of its GPUs, of which Ollama tells how much its models
-	// have. 0: it is not known how much is free.
+	// have. 0: Ollama is not asked, and it is not known how much is free.
 	VRAM Bytes `yaml:"vram"`
 }
 
@@ -484,6 +484,9 @@ func (c *Config) namedFiles() []string {
 	return slices.DeleteFunc(files, func(f string) bool { return f == "" })
 }
 
+// leastVRAM is less than any GPU has that serves a model.
+const leastVRAM = 64 << 20
+
 // leastInterval bounds HealthConfig.Interval from below.
 const leastInterval = 10 * time.Millisecond
 
@@ -735,8 +738,8 @@ func (c *Config) validateReplicas(p *problems) {
 		if r.Tier != "" {
 			p.oneOf(path+".tier", r.Tier, "small", "large")
 		}
-		if r.VRAM < 0 {
-			p.add(path+".vram", "%d is negative; leave it out when it is not known", int64(r.VRAM))
+		if r.VRAM != 0 && r.VRAM < leastVRAM {
+			p.add(path+".vram", "%v is no GPU's memory; want such as 24GiB", r.VRAM)
 		} else if r.VRAM > 0 && r.Engine != "" && r.Engine != "ollama" {
 			p.add(path+".vram", "is set, and engine is %s, which does not tell how much of it is in use; only ollama does. Remove it", r.Engine)
 		}

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
-	"math"
 	"os"
 	"path/filepath"
 	"sync/atomic"
@@ -247,12 +246,4 @@ func (l *decisionLog) Describe(ch chan<- *prometheus.Desc) {
 func (l *decisionLog) Collect(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(decisionsWrittenDesc, prometheus.CounterValue, float64(l.written.Load()))
 	ch <- prometheus.MustNewConstMetric(decisionsFailedDesc, prometheus.CounterValue, float64(l.failed.Load()))
-}
-
-// finiteOr is f, or another number when it is none that JSON has.
-func finiteOr(f, other float64) float64 {
-	if math.IsNaN(f) || math.IsInf(f, 0) {
-		return other
-	}
-	return f
 }

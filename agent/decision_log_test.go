@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -120,6 +121,23 @@ func TestDecisionLog(t *testing.T) {
 	if info, err := os.Stat(file); err != nil || info.Mode().Perm()&0o007 != 0 {
 		t.Errorf("%v, %v: everybody may read it", info.Mode(), err)
 	}
+}
+
+// logrotate moves the file away and sends a hangup: the configuration says what it
+// said, and the file is opened again all the same.
+func TestDecisionLogRotates(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "decisions")
+	l := followed(t, testConfig(startEngine(t, 0, "m")), "decisions: {file: "+file+", sample: 1}\n")
+	askWhole(t, l.Agent, "Hello!")
+	eventually(t, func() bool { return len(loggedDecisions(t, file)) == 1 }, func() string { return "nothing is written" })
+	if err := os.Rename(file, file+".1"); err != nil {
+		t.Fatal(err)
+	}
+	l.hangup <- syscall.SIGHUP
+	eventually(t, func() bool {
+		askWhole(t, l.Agent, "Hello!")
+		return len(loggedDecisions(t, file)) > 0
+	}, func() string { return "the file is not opened again" })
 }
 
 func TestDecisionsConfig(t *testing.T) {

@@ -116,6 +116,8 @@ type point struct {
 // read are passed over, and so is one that the page breaks off in. It allocates
 // nothing where dst has room.
 func appendPoints(dst []point, page []byte) []point {
+	var last []byte // the name on the line before, up to its labels
+	var f family
 	for len(page) > 0 {
 		end := bytes.IndexByte(page, '\n')
 		if end < 0 {
@@ -127,11 +129,14 @@ func appendPoints(dst []point, page []byte) []point {
 		if len(line) < 2 || line[0] == '#' {
 			continue
 		}
-		n := bytes.IndexAny(line[:min(len(line), longestFamily+1)], "{ \t")
-		if n < 0 {
-			continue
+		// Most lines are of the same family as the one before.
+		n := len(last)
+		if n == 0 || n >= len(line) || line[n] != '{' || !bytes.Equal(line[:n], last) {
+			if n = nameEnd(line); n < 0 {
+				continue
+			}
+			last, f = line[:n], families[string(line[:n])]
 		}
-		f := families[string(line[:n])]
 		if f == unread {
 			continue
 		}
@@ -140,6 +145,17 @@ func appendPoints(dst []point, page []byte) []point {
 		}
 	}
 	return dst
+}
+
+// nameEnd returns where the name ends that a line begins with, -1 when it is none
+// that is read.
+func nameEnd(line []byte) int {
+	for i, c := range line[:min(len(line), longestFamily+1)] {
+		if c == '{' || c == ' ' || c == '\t' {
+			return i
+		}
+	}
+	return -1
 }
 
 // readPoint reads what is behind the name of a family: labels, if any, a value

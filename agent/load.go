@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -39,6 +40,8 @@ const (
 	ownLag = 250 * time.Millisecond
 	// mostRequests is more than any engine has at one time.
 	mostRequests = 1 << 20
+	// mostVRAM is more than all of a node's GPUs have.
+	mostVRAM = 1 << 50
 	// mostShare is what shares that are rounded come to.
 	mostShare = 1.01
 	// hitsFor is how long a token that was looked for counts in the hit rate.
@@ -286,7 +289,7 @@ func readResident(page []byte) (reading, bool) {
 	}
 	r := reading{engine: "ollama", uncounted: true}
 	for _, m := range body.Models {
-		r.resident += float64(m.VRAM)
+		r.resident += float64(min(m.VRAM, mostVRAM))
 	}
 	return r, true
 }
@@ -367,9 +370,10 @@ type loadWatch struct {
 
 	// What follows is guarded by fleet.mu.
 
-	page     string // that was read last
-	at       time.Time
+	page     string        // that was read last
+	at       time.Time     // when it was asked, or has failed to answer
 	took     time.Duration // from asking to the answer, lately
+	slow     bool          // it tells nothing that changes with each request
 	outcome  loadOutcome
 	why      string
 	failures int         // in a row
@@ -386,7 +390,7 @@ type ownLoad struct {
 func ownLoadOf(r *proxy.Replica, now time.Time) ownLoad {
 	speed := r.Calibration().Speed()
 	w, _ := r.Backlog().Ahead(&speed, now)
-	return ownLoad{now, r.InFlight(), int(w.Prompts), int(w.Tokens)}
+	return ownLoad{now, r.InFlight(), int(math.Round(w.Prompts)), int(math.Round(w.Tokens))}
 }
 
 // most is the larger of each.
@@ -414,9 +418,13 @@ func (f *fleet) watchedLocked(s *server, now time.Time) (list []watched) {
 // askLoad asks an engine for its load, on the page that has told it before, or else
 // on the first one that does. metrics reads the engine's metrics, or has done so.
 // The caller holds s.busy.
-func (f *fleet) askLoad(ctx context.Context, s *server, m *member, key, engine string, metrics func() (reading, error)) (r reading, page string, err error) {
+func (f *fleet) askLoad(ctx context.Context, s *server, m *member, list []watched, key, engine string, metrics func() (reading, error)) (r reading, page string, err error) {
 	if engine == "" {
 		engine = s.load.engine
+	}
+	if engine == "ollama" && !slices.ContainsFunc(list, func(w watched) bool { return w.vram > 0 }) {
+		// It would write a line to its log each time.
+		return r, "", fmt.Errorf("ollama does not tell how many requests it has; %w", errUnpaged)
 	}
 	pages := loadPagesOf(engine)
 	if now := time.Now(); s.load.choice >= len(pages) || now.Sub(s.load.chosen) >= loadChoice {
@@ -439,9 +447,10 @@ func (f *fleet) askLoad(ctx context.Context, s *server, m *member, key, engine s
 		if o := outcomeOf(err); o != reportAbsent && o != reportUnreadable {
 			return r, p.page, err
 		}
-		// What is wrong with a page that is there says more.
-		if first == nil || errors.Is(first, errUnpaged) {
-			first, page = err, p.page
+		if page = p.page; first == nil {
+			first = err
+		} else {
+			first = fmt.Errorf("%w; %w", first, err)
 		}
 		s.load.choice, s.load.chosen = (s.load.choice+1)%len(pages), time.Now()
 	}
@@ -519,21 +528,22 @@ func publishLoad(list []watched, r *reading, asked, told time.Time, page string,
 
 // loadToldLocked notes what has become of a look at a server's load. The caller
 // holds its busy too.
-func (f *fleet) loadToldLocked(s *server, list []watched, page string, busy bool, err error, asked, told time.Time) {
+func (f *fleet) loadToldLocked(s *server, list []watched, page string, busy, slow bool, err error, asked, told time.Time) {
 	w := &s.load
 	o := outcomeOf(err)
 	why := ""
 	if err != nil {
 		why = err.Error()
 	}
-	w.page, w.at = page, told
+	w.page, w.at = page, asked
 	if busy {
 		w.busy = told
 	}
 	if w.outcome, w.why = o, why; o == reportOK {
-		w.failures = 0
+		w.failures, w.slow = 0, slow
 		w.took += (told.Sub(asked) - w.took) / 4
 	} else {
+		w.at = told
 		w.failures++
 	}
 	known := false
@@ -572,6 +582,7 @@ func (s *server) loadDueLocked(c *LoadConfig, own bool, now time.Time) time.Time
 		w.busy = now
 	}
 	pause := c.Interval
+	most := c.MaxAge*3/4 - w.took // the next report is there before this one is too old
 	switch {
 	case w.outcome == reportAbsent:
 		if pause = max(loadProbe, pause); !own {
@@ -579,10 +590,10 @@ func (s *server) loadDueLocked(c *LoadConfig, own bool, now time.Time) time.Time
 		}
 	case w.failures > 0:
 		pause = max(min(pause<<min(w.failures, 10), loadRetry), pause)
-	case now.Sub(w.busy) >= idleAfter:
-		pause = max(min(loadIdle, c.MaxAge*3/4), pause)
+	case now.Sub(w.busy) >= idleAfter, w.slow:
+		pause = max(min(loadIdle, most), pause)
 	default:
-		pause = max(min(loadPart*w.took, c.MaxAge*3/4), pause)
+		pause = max(min(loadPart*w.took, most), pause)
 	}
 	return w.at.Add(pause)
 }

@@ -1,12 +1,9 @@
 package agent
 
 import (
-	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-
-	"github.com/inferrail/inferrail/policy"
 )
 
 // loadStatus is what /debug/fleet shows of what an engine tells of its load. What
@@ -16,9 +13,11 @@ type loadStatus struct {
 	// of the last attempt, and Why says more.
 	State string `json:"state"`
 	Why   string `json:"why,omitempty"`
-	// Page was read last, for the report that is AgeMS old.
-	Page  string `json:"page,omitempty"`
-	AgeMS *int64 `json:"age_ms,omitempty"`
+	// Page was read last, for the report that is AgeMS old; TookMS is what the
+	// engine lately takes to answer.
+	Page   string `json:"page,omitempty"`
+	AgeMS  *int64 `json:"age_ms,omitempty"`
+	TookMS int64  `json:"took_ms,omitempty"`
 
 	Running       *int     `json:"running,omitempty"`
 	Waiting       *int     `json:"waiting,omitempty"`
@@ -59,7 +58,7 @@ func (m *member) loadStatusLocked(now time.Time) loadStatus {
 		return out
 	}
 	age := now.Sub(l.Asked).Milliseconds()
-	out.AgeMS = &age
+	out.AgeMS, out.TookMS = &age, w.took.Milliseconds()
 	foreign, waiting := l.Foreign()
 	if !l.Uncounted {
 		out.Running, out.Waiting, out.KV, out.HitRate = &l.Running, &l.Waiting, &l.KV, &l.HitRate
@@ -156,41 +155,5 @@ func (x loadMetrics) Collect(ch chan<- prometheus.Metric) {
 		work, wait := m.replica.Backlog().Ahead(&e.Speed, now)
 		gauge(backlogTokensDesc, work.Tokens)
 		gauge(backlogSecondsDesc, wait)
-	}
-}
-
-// speedSamples is how many observations make an estimate that is passed on.
-const speedSamples = 20
-
-// shareSpeeds gives each replica that has no observations the median of those
-// that have: of those that serve one of its models, or else of all.
-func (f *fleet) shareSpeeds() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	var all []policy.Speed
-	byModel := map[string][]policy.Speed{}
-	var lacking []*member
-	for _, m := range f.members {
-		e := m.replica.Calibration().Estimate()
-		if e.Samples == 0 {
-			lacking = append(lacking, m)
-		}
-		if e.Samples < speedSamples {
-			continue
-		}
-		all = append(all, e.Speed)
-		for _, c := range m.models {
-			byModel[c.ID] = append(byModel[c.ID], e.Speed)
-		}
-	}
-	if len(all) == 0 {
-		return
-	}
-	for _, m := range lacking {
-		speeds := all
-		if i := slices.IndexFunc(m.models, func(c card) bool { return len(byModel[c.ID]) > 0 }); i >= 0 {
-			speeds = byModel[m.models[i].ID]
-		}
-		m.replica.Calibration().SetPrior(policy.MedianSpeed(speeds))
 	}
 }

@@ -162,7 +162,13 @@ func percentile(values []float64, percent int) *float64 {
 	return &v
 }
 
-func thousandths(f float64) float64 { return math.Round(f*1000) / 1000 }
+// thousandths are those of f, 0 of what is no number, which JSON does not have.
+func thousandths(f float64) float64 {
+	if math.IsNaN(f) || math.IsInf(f, 0) {
+		return 0
+	}
+	return math.Round(f*1000) / 1000
+}
 
 func reportPrediction(p *proxy.Prediction) predictionReport {
 	tokens := func(n int) *int {
@@ -192,8 +198,8 @@ func (f *fleet) calibrations(replica string) []calibrationReport {
 			continue
 		}
 		e := m.replica.Calibration().Estimate()
-		list = append(list, calibrationReport{m.id, finiteOr(e.Speed.A*1e6, 0), finiteOr(e.Speed.B*1e9, 0), finiteOr(e.Speed.D*1e3, 0),
-			e.Samples, thousandths(finiteOr(e.Error, 0)), e.Determined, e.Changes})
+		list = append(list, calibrationReport{m.id, thousandths(e.Speed.A * 1e6), thousandths(e.Speed.B * 1e9), thousandths(e.Speed.D * 1e3),
+			e.Samples, thousandths(e.Error), e.Determined, e.Changes})
 	}
 	return list
 }

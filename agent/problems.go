@@ -394,6 +394,16 @@ func (p *problems) fill(path string, v reflect.Value, in any) {
 			return
 		}
 		v.SetInt(n)
+	case reflect.Float64:
+		f, ok := in.(float64)
+		if n, whole := integer(in); whole {
+			f, ok = float64(n), true
+		}
+		if !ok {
+			p.add(path, "is %s; want a number", kind(path, in))
+			return
+		}
+		v.SetFloat(f)
 	default:
 		panic("BUG: configuration field of kind " + v.Kind().String() + " at " + path)
 	}

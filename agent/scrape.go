@@ -98,12 +98,14 @@ func (f *fleet) scrape(ctx context.Context, s *server) {
 		select {
 		case <-ctx.Done():
 			return
-		case now := <-timer.C:
-			if all, load := f.due(s, now); all || load {
-				f.visit(ctx, s, nil, all)
-			}
+		case <-timer.C:
 		}
-		timer.Reset(jitter(f.cfg.Load().Load.Interval))
+		now := time.Now()
+		if all, load := f.due(s, now); all || load {
+			f.visit(ctx, s, nil, all)
+		}
+		interval := f.cfg.Load().Load.Interval
+		timer.Reset(max(jitter(interval)-time.Since(now), interval/10))
 	}
 }
 
@@ -116,9 +118,15 @@ func (f *fleet) due(s *server, now time.Time) (all, load bool) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	// A tenth is left, because the next time is that much later.
-	all = !now.Before(s.at.Add(min(scrapeEvery<<min(s.failures, 10), scrapeRarely) * 9 / 10))
-	return all, !now.Before(s.loadDueLocked(&f.cfg.Load().Load, own, now))
+	c := &f.cfg.Load().Load
+	// What is due before half of the time to the next look has passed is due now.
+	now = now.Add(c.Interval / 2)
+	load = !now.Before(s.loadDueLocked(c, own, now))
+	pause := min(scrapeEvery<<min(s.failures, 10), scrapeRarely)
+	if load {
+		pause = pause * 3 / 4 // they are on one page, mostly
+	}
+	return !now.Before(s.at.Add(pause)), load
 }
 
 func jitter(d time.Duration) time.Duration {
@@ -146,6 +154,9 @@ func (f *fleet) visit(ctx context.Context, s *server, m *member, all bool) {
 		return
 	}
 	key, engine, d := m.key, m.cfg.Engine, s.description
+	if engine == "" && m.cfg.VRAM > 0 {
+		engine = "ollama" // no other engine tells how much is in use
+	}
 	fresh := !s.described.IsZero() && asked.Sub(s.described) < describeEvery && m.takesRequests()
 	cfg := f.cfg.Load().Load
 	asked = time.Now()
@@ -172,7 +183,7 @@ func (f *fleet) visit(ctx context.Context, s *server, m *member, all bool) {
 		}
 		return r, err
 	}
-	load, page, loadErr := f.askLoad(ctx, s, m, key, engine, metrics)
+	load, page, loadErr := f.askLoad(ctx, s, m, list, key, engine, metrics)
 	told := time.Now()
 	busy := false
 	if loadErr == nil {
@@ -202,7 +213,7 @@ func (f *fleet) visit(ctx context.Context, s *server, m *member, all bool) {
 
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.loadToldLocked(s, list, page, busy, loadErr, asked, told)
+	f.loadToldLocked(s, list, page, busy, load.uncounted, loadErr, asked, told)
 	if !all {
 		return
 	}

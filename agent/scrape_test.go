@@ -22,21 +22,31 @@ type paged struct {
 	pages map[string]string
 	asked map[string]int
 	hang  map[string]bool
+	late  map[string]time.Duration
+	codes map[string]int
 }
 
 // startPaged starts an engine that serves the model m.
 func startPaged(t *testing.T) *paged {
 	t.Helper()
 	e := &paged{pages: map[string]string{"/health": "", "/v1/models": `{"data":[{"id":"m","root":"org/m"}]}`},
-		asked: map[string]int{}, hang: map[string]bool{}}
+		asked: map[string]int{}, hang: map[string]bool{}, late: map[string]time.Duration{}, codes: map[string]int{}}
 	e.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		e.mu.Lock()
 		text, ok := e.pages[r.URL.Path]
-		hang := e.hang[r.URL.Path]
+		hang, late, code := e.hang[r.URL.Path], e.late[r.URL.Path], e.codes[r.URL.Path]
 		e.asked[r.URL.Path]++
 		e.mu.Unlock()
 		if hang {
 			<-r.Context().Done()
+			return
+		}
+		select {
+		case <-time.After(late):
+		case <-r.Context().Done():
+		}
+		if code != 0 {
+			w.WriteHeader(code)
 			return
 		}
 		if !ok {
@@ -53,6 +63,19 @@ func (e *paged) set(page, text string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.pages[page] = text
+}
+
+// delay lets a page come late, and status answers it with a status; 0 does not.
+func (e *paged) delay(page string, d time.Duration) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.late[page] = d
+}
+
+func (e *paged) status(page string, code int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.codes[page] = code
 }
 
 func (e *paged) count(page string) int {

@@ -115,8 +115,9 @@ type Observation struct {
 	Seconds float64
 	// Decoding is how many sequences were generated meanwhile.
 	Decoding int
-	// Own: the prompt that had its first byte when this was told is a part of it.
-	// Else it is about prompts before that one.
+	// Own: the prompt that had its first byte when this was told is a part of it, so
+	// that Work may be corrected by what is known of that one later. Else it is about
+	// prompts before it.
 	Own bool
 }
 

@@ -4,6 +4,7 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"sync/atomic"
 )
 
 // Calibration finds a replica's Speed from Observations. It lives as long as the
@@ -11,13 +12,13 @@ import (
 // zero value knows nothing and has DefaultSpeed.
 //
 // It is least squares, with the errors taken relative to what was observed, so that
-// short prompts count as much as long ones, and with old observations fading: after
-// memory of them, one has a third of its weight left. Where they do not tell the
-// coefficients apart, as with prompts that are all of one length, these keep the
-// proportions that they had last when they were told apart, or else the prior's.
+// short prompts count as much as long ones, and with old observations fading. Where
+// they do not tell the coefficients apart, as with prompts that are all of one length,
+// these keep the proportions that they had last when they were told apart, or else the
+// prior's; unless what was observed contradicts those.
 //
-//   - One observation that is far off, measured by how far off they usually are, is
-//     clipped; farther off, it is left out.
+//   - An observation that is far off, measured by how far off they usually are, is
+//     clipped; one that is absurd is left out, if there are only few of that kind.
 //   - When nearly all of the last ones are off to the same side the replica has
 //     become slower or faster. All coefficients change by the median then, and what
 //     was known of how fast it is as a whole is forgotten; of how the coefficients
@@ -38,25 +39,34 @@ type Calibration struct {
 	// The normal equations: information·factor = evidence.
 	information matrix
 	evidence    vector
-	// recent are the last observations, errors how far the predictions were off;
-	// both hold what has come lately, in no order.
+	// recent are the last observations, in no order, and errors how far off the
+	// predictions of the last ones were.
 	recent [window]Observation
 	errors errorWindow
 	// lean is near 1 when all observations, for a while, took longer than predicted,
 	// and near -1 when all took less; what is hardly off counts as neither.
 	lean float64
+	// strange is the share of observations, lately, that were too far off to be
+	// learned. Where it is large it is the coefficients that are wrong.
+	strange float64
 	// doubt is how uncertain each factor is: its standard error.
 	doubt vector
+	// supposed is what Suppose was told, until an observation fits what was found
+	// better.
+	supposed Speed
+	// shown: supposed is what Speed says.
+	shown atomic.Bool
 }
 
 const (
+	// memory is after how many observations one has a third of its weight left.
 	memory = 500
-	// window is how many observations are looked at to see a change. All but
-	// exceptions of them must be off to the same side, or all of at least
-	// fewest while there are not more.
-	window     = 8
-	exceptions = 1
-	fewest     = 3
+	// window is how many observations are looked at to see a change: enough of them
+	// must be off to the same side. Before there are so many, but from fewest on,
+	// the prior is made slower or faster as they are in the median.
+	window = 8
+	enough = 7
+	fewest = 3
 	// leaning is over how many observations lean is taken. From leant on it has
 	// become slower, or from -leant on faster, by less than is seen in a window.
 	leaning = 16
@@ -64,6 +74,10 @@ const (
 	// kept is how much of what is known of the coefficients' proportions is kept
 	// when the replica has become slower or faster.
 	kept = 0.25
+	// strangers is over how many observations strange is taken, and from tooStrange
+	// on all of them are learned.
+	strangers  = 32
+	tooStrange = 0.1
 	// weightOfSum is how much the anchor says of how fast the replica is as a whole.
 	weightOfSum = 0.1
 	// firstSpread is what is taken for the usual error while there are only a few.
@@ -93,8 +107,8 @@ type Estimate struct {
 }
 
 // SetPrior gives what Speed starts from: the median of the model's replicas, or of
-// the fleet's. It has less weight with each observation, and none is set any more
-// when there are some.
+// the fleet's. Each observation leaves it less weight; when there is a window of
+// them, another prior is not taken any more.
 func (k *Calibration) SetPrior(s Speed) {
 	p := vector{s.A, s.B, s.D}
 	for i, c := range p {
@@ -112,8 +126,8 @@ func (k *Calibration) SetPrior(s Speed) {
 		return
 	}
 	k.startLocked(p)
-	if by := k.changeLocked(); by != 0 {
-		k.rescaleLocked(by)
+	if k.samples >= fewest {
+		k.rescaleLocked()
 	} else {
 		for i := range k.samples {
 			k.learnLocked(&k.recent[i])
@@ -138,15 +152,24 @@ func (k *Calibration) startLocked(prior vector) {
 
 // Observe takes an observation. What cannot be one is left out.
 func (k *Calibration) Observe(o Observation) {
-	if !(o.Seconds >= fastest && o.Seconds <= 3600) || !(o.Work.Prompts >= 0 && o.Work.Prompts <= 1e6) ||
-		!(o.Work.Tokens >= 0 && o.Work.Tokens <= 1e9) || !(o.Work.Attention >= 0 && o.Work.Attention <= 1e14) ||
-		o.Work == (Work{}) {
+	const longest = 1e7 // tokens that a token may have before it
+	if w := &o.Work; !(o.Seconds >= fastest && o.Seconds <= 3600) || !(w.Prompts >= 1 && w.Prompts <= 1e6) ||
+		!(w.Tokens >= 0 && w.Tokens <= 1e9) || !(w.Attention >= 0 && w.Attention <= w.Tokens*longest) {
 		return
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.unit == (vector{}) {
 		k.startLocked(vector{DefaultSpeed.A, DefaultSpeed.B, DefaultSpeed.D})
+	}
+	if k.supposed != (Speed{}) {
+		// Nearer to what was supposed than to what was found?
+		found, supposed := k.predictLocked(&o), max(k.supposed.Time(o.Work), fastest)
+		fits := math.Abs(math.Log(o.Seconds/supposed)) < math.Abs(math.Log(o.Seconds/found))
+		if !fits {
+			k.supposed = Speed{}
+		}
+		k.shown.Store(fits)
 	}
 	k.recent[k.samples%window] = o
 	k.samples++
@@ -157,11 +180,39 @@ func (k *Calibration) Observe(o Observation) {
 		side = math.Copysign(1, off)
 	}
 	k.lean += (side - k.lean) / leaning
-	if by := k.changeLocked(); by != 0 {
-		k.rescaleLocked(by)
+	if k.samples >= fewest && k.samples < window || k.changedLocked() {
+		k.rescaleLocked()
 	} else {
 		k.learnLocked(&o)
 	}
+	k.showLocked()
+}
+
+// Suppose lets Speed be s, for one prompt, although something else was found. A
+// replica that has proved to be slow gets nothing any more where others do, and so
+// whether it is slow still would never be known. If the observation of that prompt
+// fits s better than what was found, the next is for s again, until enough of them
+// are a change; else all is as before. The agent calls it when nothing was observed
+// for long and nothing is under way.
+func (k *Calibration) Suppose(s Speed) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if sum := s.A + s.B + s.D; k.samples == 0 || !(sum > 0) || math.IsInf(sum, 1) {
+		return
+	}
+	k.supposed = s
+	k.shown.Store(true)
+	k.showLocked()
+}
+
+// Sent tells that a prompt was sent to the replica: the one that Suppose is for.
+func (k *Calibration) Sent() {
+	if !k.shown.Load() {
+		return
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.shown.Store(false)
 	k.showLocked()
 }
 
@@ -190,55 +241,56 @@ func (k *Calibration) boundLocked() {
 	}
 }
 
-// changeLocked is by how much the replica has become slower, 0 when it has not.
-func (k *Calibration) changeLocked() float64 {
-	n := min(k.samples, window)
-	if n < fewest {
-		return 0
+// changedLocked reports that the replica has become slower or faster.
+func (k *Calibration) changedLocked() bool {
+	if k.samples < window {
+		return false
 	}
 	// Usual errors, and those of some 10 %, are no change; one by a quarter is,
 	// unless that is usual.
 	spread := k.spreadLocked()
 	limit := math.Exp(max(min(max(4*spread, math.Log(1.1)), math.Log(1.25)), 2*spread))
-	var ratios [window]float64
 	slower, faster := 0, 0
-	for i := range n {
-		o := &k.recent[i]
-		r := o.Seconds / k.predictLocked(o)
-		if r > limit {
+	for i := range k.recent {
+		switch r := k.ratioLocked(i); {
+		case r > limit:
 			slower++
-		} else if r*limit < 1 {
+		case r*limit < 1:
 			faster++
 		}
-		ratios[i] = r
 	}
-	enough := n
-	if n == window {
-		enough -= exceptions
-	}
-	leans := math.Abs(k.lean) > leant && n == window
-	if max(slower, faster) < enough && !leans {
-		return 0
-	}
-	slices.Sort(ratios[:n])
-	by := (ratios[(n-1)/2] + ratios[n/2]) / 2
-	if max(slower, faster) < enough && math.Abs(math.Log(by)) < spread {
-		return 0
-	}
-	return by
+	return max(slower, faster) >= enough ||
+		math.Abs(k.lean) > leant && math.Abs(math.Log(k.medianRatioLocked())) > spread
 }
 
-// rescaleLocked makes all coefficients so many times what they were, and learns the
-// recent observations anew.
-func (k *Calibration) rescaleLocked(by float64) {
+// ratioLocked is how many times longer recent observation i took than is predicted.
+func (k *Calibration) ratioLocked(i int) float64 {
+	return k.recent[i].Seconds / k.predictLocked(&k.recent[i])
+}
+
+func (k *Calibration) medianRatioLocked() float64 {
 	n := min(k.samples, window)
+	var ratios [window]float64
+	for i := range n {
+		ratios[i] = k.ratioLocked(i)
+	}
+	slices.Sort(ratios[:n])
+	return (ratios[(n-1)/2] + ratios[n/2]) / 2
+}
+
+// rescaleLocked makes all coefficients so many times what they were as the recent
+// observations say, and learns those anew.
+func (k *Calibration) rescaleLocked() {
+	n, first := min(k.samples, window), k.samples < window
+	if first {
+		k.factor, k.information = k.anchor, matrix{}
+	}
+	by := k.medianRatioLocked()
 	for i := range k.unit {
 		k.unit[i] *= by
 	}
 	k.boundLocked()
-	if k.samples < window {
-		k.factor, k.information = k.anchor, matrix{}
-	} else {
+	if !first {
 		k.changes++
 		k.anchor = k.factor
 		// What is known of the sum is taken out, but for one observation's worth.
@@ -256,14 +308,24 @@ func (k *Calibration) rescaleLocked(by float64) {
 			}
 		}
 	}
-	k.evidence = k.information.times(k.factor)
 	k.errors, k.lean = errorWindow{}, 0
 	// Those that are as far off as before are from before the change.
 	var of [window]bool
+	fit := 0
 	for i := range n {
-		r := k.recent[i].Seconds / k.predictLocked(&k.recent[i])
-		of[i] = r < 1.25 && r > 1/1.25 || k.samples < window
+		r := k.ratioLocked(i)
+		if of[i] = first || r < 1.25 && r > 1/1.25; of[i] {
+			fit++
+		}
 	}
+	if fit < window/2 && !first {
+		// Nor are the proportions what they were.
+		k.information = matrix{}
+		for i := range of {
+			of[i] = true
+		}
+	}
+	k.evidence = k.information.times(k.factor)
 	for i := range n {
 		if of[i] {
 			k.learnLocked(&k.recent[i])
@@ -286,7 +348,13 @@ func (k *Calibration) learnLocked(o *Observation) {
 	if clip := min(4*spread, 0.5); off > clip {
 		weight = clip / off
 	}
-	if norm > (1+16*spread)*min(predicted, o.Seconds) && k.samples >= window {
+	far := norm > max(5, 1+16*spread)*min(predicted, o.Seconds)
+	if far {
+		k.strange += (1 - k.strange) / strangers
+	} else {
+		k.strange -= k.strange / strangers
+	}
+	if far && k.samples > window && k.strange < tooStrange {
 		return
 	}
 	x := vector{o.Work.Tokens * k.unit[0] / norm, o.Work.Attention * k.unit[1] / norm, o.Work.Prompts * k.unit[2] / norm}
@@ -306,18 +374,45 @@ func (k *Calibration) learnLocked(o *Observation) {
 }
 
 // solveLocked finds the factors that fit best, where noise is the standard
-// deviation of an observation. The anchor counts as an observation of each factor
-// that is off by as much as itself; but of all of them together it says little: it
-// holds the proportions.
+// deviation of an observation.
 func (k *Calibration) solveLocked(noise float64) {
+	var m matrix
+	k.factor, m = k.fitLocked(noise * noise)
+	for i, d := range m.inverseDiagonal() {
+		k.doubt[i] = noise * math.Sqrt(d)
+	}
+	if k.determinedLocked() {
+		k.anchor = k.factor
+	} else if k.samples >= window {
+		// Where the anchor holds the factors off from what fits by more than noise
+		// can, it is wrong: it is given up as far as that takes.
+		free, _ := k.fitLocked(noise * noise * 1e-4)
+		least, wrong := k.misfitLocked(free), false
+		for weight := 0.1; weight > 1e-4 && k.misfitLocked(k.factor)-least > 9*noise*noise; weight /= 10 {
+			k.factor, _ = k.fitLocked(noise * noise * weight)
+			wrong = true
+		}
+		if wrong {
+			k.anchor = k.factor
+		}
+	}
+	for i, most := range slowest {
+		k.factor[i] = min(k.factor[i], most/k.unit[i])
+	}
+}
+
+// fitLocked returns the factors that fit best, and the equations. The anchor counts
+// as so much of an observation of each factor that is off by as much as itself; but
+// of all of them together it says little: it holds the proportions.
+func (k *Calibration) fitLocked(weight float64) (vector, matrix) {
 	m, v := k.information, k.evidence
 	var f, a vector
 	for i := range v {
-		f[i] = noise / max(k.anchor[i], 0.1)
-		f[i] *= f[i]
+		scale := max(k.anchor[i], 0.1)
+		f[i] = weight / (scale * scale)
 		a[i] = f[i] * k.anchor[i]
 	}
-	sum := a.dot(k.anchor)
+	sum := max(a.dot(k.anchor), 1e-300)
 	for i := range v {
 		m[i][i] += f[i]
 		for j := range v {
@@ -325,16 +420,14 @@ func (k *Calibration) solveLocked(noise float64) {
 		}
 		v[i] += weightOfSum * a[i]
 	}
-	k.factor = m.solve(v)
-	for i, most := range slowest {
-		k.factor[i] = min(k.factor[i], most/k.unit[i])
-	}
-	for i, d := range m.inverseDiagonal() {
-		k.doubt[i] = noise * math.Sqrt(d)
-	}
-	if k.determinedLocked() {
-		k.anchor = k.factor
-	}
+	return m.solve(v), m
+}
+
+// misfitLocked is how much factors are off from what was observed: the sum of the
+// squares, less what they all have in common.
+func (k *Calibration) misfitLocked(factor vector) float64 {
+	v := k.information.times(factor)
+	return v.dot(factor) - 2*k.evidence.dot(factor)
 }
 
 // determinedLocked reports that each factor is known to some 15 %, or to be small.
@@ -356,6 +449,9 @@ func (k *Calibration) speedLocked() Speed {
 
 func (k *Calibration) showLocked() {
 	s := k.speedLocked()
+	if k.shown.Load() {
+		s = k.supposed
+	}
 	n := k.view.begin()
 	for i, c := range [...]float64{s.A, s.B, s.D} {
 		n[i].Store(math.Float64bits(c))

@@ -50,7 +50,9 @@ func (x *exchange) pick(line bool) (r *Replica, full bool) {
 	x.describe()
 	x.costs = slices.Grow(x.costs, len(x.candidates))[:len(x.candidates)]
 	x.choice = policy.Choose(x.policy(), &x.asked, x.candidates, x.costs)
-	x.choseIn = time.Since(now)
+	if x.choseIn = 0; x.asked.Rand%timedOneIn == 0 {
+		x.choseIn = time.Since(now)
+	}
 	if i := x.choice.Index; i >= 0 {
 		x.expected = policy.TTFT(&x.asked, &x.candidates[i])
 		return x.places[i], full
@@ -70,6 +72,10 @@ func (x *exchange) expectAnew(now time.Time) {
 	c.Cached, c.CachedGPU, c.CachedCPU, c.Exact = was.Cached, was.CachedGPU, was.CachedCPU, was.Exact
 	x.expected = policy.TTFT(&x.asked, c)
 }
+
+// timedOneIn is how many decisions there are for one that is timed: reading the
+// clock can take as long as a decision.
+const timedOneIn = 16
 
 // state is what the model's decisions share.
 func (x *exchange) state() *ModelState {
@@ -161,6 +167,9 @@ func (x *exchange) answerSize() int {
 func (r *Replica) describe(c *policy.Candidate, now time.Time) {
 	speed, inside := r.calibration.Speed(), r.InFlight()
 	ahead, wait := r.backlog.Ahead(&speed, now)
+	if w := r.promises.get(); w.Prompts > 0 {
+		ahead, wait = ahead.Plus(w), wait+speed.Time(w)
+	}
 	*c = policy.Candidate{}
 	c.Slot, c.Key, c.Speed, c.Ahead, c.Wait = r.Slot, r.key, speed, ahead, wait
 	c.InFlight, c.Decoding = inside+r.Pending(), max(inside-int(ahead.Prompts), 0)

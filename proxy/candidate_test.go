@@ -86,7 +86,7 @@ func TestCandidates(t *testing.T) {
 		t.Errorf("%+v", asked)
 	}
 	c := &now[0]
-	if c.InFlight != 2 || c.Decoding != 1 || c.Ahead.Prompts != 1 || c.Wait <= 0 || c.Share != 1 || c.KV != 0 || c.Queued != 0 {
+	if c.InFlight != 2 || c.Decoding != 1 || c.Ahead.Prompts != 1 || c.Wait < 0 || c.Share != 1 || c.KV != 0 || c.Queued != 0 {
 		t.Errorf("%+v", c)
 	}
 	if c.Key == 0 || c.Key == now[1].Key {

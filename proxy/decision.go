@@ -17,10 +17,9 @@ import (
 // the exchange, used on its goroutine, and about the last attempt. The zero value is
 // before any.
 type noted struct {
-	// at is when the request got its place at the replica; zero before that.
-	at time.Time
-	// policy is the name of the policy that has chosen, replica that of its choice.
-	policy, replica string
+	// policy is the name of the policy that has chosen, replica that of its choice, and
+	// reason why; empty before there is one.
+	policy, replica, reason string
 	// record is what goes to the decision log, nil when this one does not.
 	record *Decision
 }
@@ -30,9 +29,11 @@ type noted struct {
 // of the choice.
 func (x *exchange) noteDecision() {
 	v, s := &x.noted, x.c.s
-	v.at, v.policy, v.replica = time.Now(), x.policy().Name(), x.replica.ID
-	s.stats.decisions.WithLabelValues(x.model.Name, v.policy, x.choice.Reason).Inc()
-	s.stats.decisionTime.WithLabelValues(x.model.Name).Observe(x.choseIn.Seconds())
+	v.policy, v.replica, v.reason = x.policy().Name(), x.replica.ID, x.choice.Reason
+	s.stats.decisions.WithLabelValues(x.model.Name, v.policy, v.reason).Inc()
+	if x.choseIn > 0 {
+		s.stats.decisionTime.WithLabelValues(x.model.Name).Observe(x.choseIn.Seconds())
+	}
 	if log := s.decisionLog.Load(); v.record == nil && log != nil && rand.Float64() < log.sample {
 		v.record = new(Decision)
 	}
@@ -50,14 +51,18 @@ func (x *exchange) noteDecision() {
 // replica before.
 func (x *exchange) conclude(f failure, u usage, known bool) {
 	v, s := &x.noted, x.c.s
-	if v.at.IsZero() {
+	if v.replica == "" {
 		return
+	}
+	at := x.prefill.sent
+	if at.IsZero() {
+		at = x.sent // nothing is to be computed for it
 	}
 	cached, observed := -1, x.observed
 	if known && u.cachedTold {
 		cached = int(min(u.cached, 1<<30))
 	}
-	s.journal.enter(Prediction{Time: v.at, Model: x.model.Name, Policy: v.policy, Replica: v.replica, Reason: x.choice.Reason,
+	s.journal.enter(Prediction{Time: at, Model: x.model.Name, Policy: v.policy, Replica: v.replica, Reason: v.reason,
 		Outcome: f.label(), Status: x.status, Attempts: x.attempts, Exact: x.followed && x.promptReason == prompt.Exact, Tokens: x.asked.Tokens,
 		CachedPredicted: x.predicted, CachedActual: cached, Predicted: x.expected, Observed: observed}, x.id)
 	if observed >= 0 {
@@ -73,8 +78,8 @@ func (x *exchange) conclude(f failure, u usage, known bool) {
 			first := milliseconds(observed)
 			out.FirstTokenMS = &first
 		}
-		if cached >= 0 {
-			out.CachedTokens = &cached
+		if told := cached; told >= 0 {
+			out.CachedTokens = &told
 		}
 		v.record.Outcome = out
 		select {

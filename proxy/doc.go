@@ -8,14 +8,19 @@
 //	read        conn.go      head deadline, fasthttp's parser; size check; 100-continue; body deadline
 //	permit      exchange.go  path (route.go), method and API key (access.go), before the body is read
 //	parse       exchange.go  openai.go, or form.go, finds the model in one pass over the body
+//	classify    class.go     whose it is, its class, and the time to first token it is granted
 //	prompt      prompt.go    package prompt renders and tokenizes it as the engine will
 //	look up     cache.go     how much of it each replica holds in its cache (package index)
-//	choose      choice.go    policy.Policy picks a replica; the request takes a place at its gate (gate.go)
+//	describe    candidate.go what a policy may know of it (session.go) and of each replica
+//	choose      choice.go    policy.Policy picks a replica, policy.Admission takes the request or not,
+//	                         and it takes a place at the replica's gate (gate.go), or waits (room.go)
 //	connect     upstream.go  an idle connection that looks alive, or a new one (lookup.go: where)
 //	claim       cache.go     what the replica will hold, taken back if it does not answer
+//	expect      prefill.go   the work that it is comes before the replica
 //	send        attempt.go   head and body in one write
 //	first byte  attempt.go   the response's head; head.go says what passes
 //	relay       relay.go     the body: copied by a shard's goroutine, or carried by the kernel
+//	first token prefill.go   seen by first_token.go in the body: what it tells is learned
 //	finish      exchange.go  one deferred call: release, count
 //
 // From choose to first byte is one attempt. One that fails is followed by
@@ -58,7 +63,8 @@
 //     finished or stop the relay reads it, unless the kernel carries the response.
 //   - Locks are taken in this order: Server.mu, relay.mu, watch.mu, conn.mu, and conn.mu
 //     before the mu of conn.cw, whose ready function runs without it. gate.mu is taken
-//     with none of them held and may be followed by conn.mu; lines.mu and addresses.mu are held alone.
+//     with none of them held and may be followed by conn.mu, and so is room.mu;
+//     lines.mu, rooms.mu, waits.mu and addresses.mu are held alone.
 //   - Buffers for request bodies and heads come from pools, at the latest
 //     returned when the relay starts: a stream that lasts for an hour holds its
 //     connection's small read buffer and the tail of its body.

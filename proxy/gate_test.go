@@ -125,7 +125,7 @@ func TestGateUnderRaces(t *testing.T) {
 	_, tcp := pair(t)
 	var g gate
 	g.bound(concurrency, room)
-	var inside, most, served, gaveUp atomic.Int64
+	var inside, most, served, gaveUp, displaced atomic.Int64
 	visit := func(c *conn) {
 		n := inside.Add(1)
 		for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
@@ -142,12 +142,18 @@ func TestGateUnderRaces(t *testing.T) {
 			rng := rand.New(rand.NewPCG(uint64(i), 2))
 			c := &conn{tcp: tcp, nudge: make(chan struct{}, 1)}
 			for range 1000 {
+				p := &c.place
+				p.ticket.Class, p.ticket.Tenant, p.ticket.Tokens = rng.IntN(3), string(rune('a'+rng.IntN(3))), rng.IntN(5000)
 				switch {
 				case g.enter(c):
 					visit(c)
 				case g.queue(c):
-					for !c.place.admitted.Load() {
-						if rng.IntN(8) == 0 && g.unqueue(c) {
+					for !p.admitted.Load() {
+						gave := p.displaced.Load()
+						if (gave || rng.IntN(8) == 0) && g.unqueue(c) {
+							if gave {
+								displaced.Add(1)
+							}
 							gaveUp.Add(1)
 							break
 						}
@@ -167,8 +173,8 @@ func TestGateUnderRaces(t *testing.T) {
 	if most.Load() > concurrency || g.inside.Load() != 0 || g.pending.Load() != 0 || g.waiting != nil {
 		t.Errorf("at most %d inside; at the end %d inside, %d in line", most.Load(), g.inside.Load(), g.pending.Load())
 	}
-	if served.Load() < 1000 || gaveUp.Load() == 0 {
-		t.Errorf("too little happened: %d served, %d gave up", served.Load(), gaveUp.Load())
+	if served.Load() < 1000 || gaveUp.Load() == 0 || displaced.Load() == 0 {
+		t.Errorf("too little happened: %d served, %d gave up, %d of them gave way", served.Load(), gaveUp.Load(), displaced.Load())
 	}
 }
 

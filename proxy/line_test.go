@@ -228,7 +228,15 @@ func TestPlacesAreGivenBack(t *testing.T) {
 	}
 	r := newRig(t, Limits{Backoff: time.Millisecond, RequestTimeout: time.Second}, nil, urls...)
 	k := key("k", policy.Rates{Requests: 1e9, InputTokens: 1e9, OutputTokens: 1e9})
-	r.s.SetAccess(NewAccess([]*Key{k}, nil))
+	other := key("other", policy.Rates{})
+	k.Class = "interactive"
+	r.s.SetAccess(NewAccess([]*Key{k, other}, nil))
+	r.s.SetClasses(NewClasses([]Class{{"interactive", 0}, {"batch", 10}}))
+	r.change(func(m *Model) {
+		m.State = &ModelState{}
+		m.Waiting = Waiting{Max: 5, Timeout: 200 * time.Millisecond}
+		m.Admission = policy.NewAdmission(policy.AdmissionRules{Mode: policy.Absolute})
+	})
 
 	over := make(chan struct{})
 	var fleet, all sync.WaitGroup
@@ -271,7 +279,11 @@ func TestPlacesAreGivenBack(t *testing.T) {
 				}
 				id := fmt.Sprintf("client-%d-request-%d", i, j)
 				nc.SetDeadline(time.Now().Add(20 * time.Second))
-				io.WriteString(nc, post(hello, "Authorization: Bearer K\r\nX-Request-Id: "+id+"\r\n"))
+				who := "Authorization: Bearer " + []string{"K", "OTHER"}[rng.IntN(2)] + "\r\n"
+				class := "X-Inferrail-Priority: " + []string{"interactive", "default", "batch"}[rng.IntN(3)] + "\r\n"
+				// A model that takes 5 ms for a prompt at the least is too slow for some.
+				budget := fmt.Sprintf("X-Inferrail-Budget-Ms: %d\r\n", []int{0, 1, 6, 1000}[rng.IntN(4)])
+				io.WriteString(nc, post(hello, who, class, budget, "X-Request-Id: "+id+"\r\n"))
 				if rng.IntN(3) == 0 {
 					time.Sleep(time.Duration(rng.IntN(4000)) * time.Microsecond)
 					nc.Close()
@@ -318,6 +330,13 @@ func TestPlacesAreGivenBack(t *testing.T) {
 	}
 	if n := r.s.lines.waiting.Load(); n != 0 || len(r.s.lines.gates) != 0 {
 		t.Errorf("%d in lines", n)
+	}
+	room := &r.s.fleet.Load().Models["m"].State.room
+	if n := r.s.rooms.waiting.Load(); n != 0 || len(r.s.rooms.open) != 0 || room.waiting.Load() != 0 || room.queue.Len() != 0 {
+		t.Errorf("%d in rooms, %d in the model's", n, room.queue.Len())
+	}
+	if w := r.s.waits.all(); len(w) != 0 {
+		t.Errorf("some are counted as waiting: %v", w)
 	}
 	if n := r.s.buffered.Load(); n != 0 {
 		t.Errorf("%d bytes held", n)

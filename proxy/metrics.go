@@ -104,7 +104,7 @@ func newStats() *stats {
 		decisions: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "inferrail_decisions_total",
 			Help: "Replicas chosen, by model, by the policy that has chosen and why. A request that is tried again is chosen for again."}, []string{"model", "policy", "reason"}),
 		decisionTime: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "inferrail_decision_seconds",
-			Help:    "Time to look at all replicas of a model and to choose one.",
+			Help:    "Time to look at all replicas of a model and to choose one; one in 16 is measured.",
 			Buckets: []float64{.00000025, .0000005, .000001, .0000025, .000005, .00001, .000025, .0001, .001, .01}}, []string{"model"}),
 		firstToken: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "inferrail_time_to_first_token_seconds",
 			Help: "Of streams of which it was predicted: from sending the request to the engine to the first token.", Buckets: seconds}, []string{"model"}),

@@ -83,6 +83,7 @@ func TestPrefillEndsWithTheFirstToken(t *testing.T) {
 			bodies := make(chan io.Reader, 1)
 			go func() { bodies <- ask(t, r) }()
 			<-e.asked
+			asked := time.Now()
 			r.aheadIs(0, 1)
 			e.parts <- chunkedHead
 			body := <-bodies
@@ -116,8 +117,8 @@ func TestPrefillEndsWithTheFirstToken(t *testing.T) {
 				t.Error(err)
 			}
 			p := r.over()[0]
-			if least := before.Sub(p.Time).Seconds(); p.Observed < least || p.Predicted <= 0 {
-				t.Errorf("%+v, the first token was sent after %v s", p, least)
+			if least := before.Sub(asked).Seconds(); p.Observed < least || p.Predicted <= 0 {
+				t.Errorf("%+v, the first token was sent %v s after the engine was asked", p, least)
 			}
 		})
 	}
@@ -297,6 +298,32 @@ func (p *turnsTold) take() []uint64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.all
+}
+
+// While a connection is being opened the prompt counts as well: those that are
+// chosen for meanwhile must not all go to the same replica.
+func TestPrefillIsPromised(t *testing.T) {
+	r := newRig(t, Limits{ConnectTimeout: time.Hour}, nil, "http://"+fullListener(t))
+	is := func(want int) {
+		t.Helper()
+		eventually(t, 20*time.Second, fmt.Sprintf("%d prompts are before it", want), func() bool {
+			var c policy.Candidate
+			r.replicas[0].describe(&c, time.Now())
+			return int(c.Ahead.Prompts) == want && c.InFlight == want && c.Decoding == 0 && (c.Wait > 0) == (want > 0)
+		})
+	}
+	a, b := r.dial(), r.dial()
+	a.send(post(hello))
+	is(1)
+	b.send(post(hello))
+	is(2)
+	a.Close()
+	is(1)
+	b.Close()
+	is(0)
+	if w := r.replicas[0].promises.get(); w != (policy.Work{}) {
+		t.Errorf("%+v is left", w)
+	}
 }
 
 // A request that is sent again, because the connection had died, is there once, and

@@ -139,7 +139,8 @@ func TestPrefixKey(t *testing.T) {
 			if prefix(long) == prefix("b "+long) || prefix(long) == prefix(long[:200]+"b "+long) {
 				t.Error("what begins otherwise has the same key")
 			}
-			if prefix("a b") == prefix("a c") || prefix("a b") != prefix("a b") {
+			short := prefix("a b")
+			if short == prefix("a c") || short != prefix("a b") {
 				t.Error("short prompts are not told apart")
 			}
 		})

@@ -506,6 +506,9 @@ type Load struct {
 	// Tokens are held for the running sequences: prompts and what has been
 	// generated.
 	Tokens int
+	// WaitingTokens are those of the prompts that wait. What of them is cached is
+	// found out when they begin.
+	WaitingTokens int
 }
 
 // Load returns the load at time t.
@@ -514,6 +517,9 @@ func (e *Engine) Load(t time.Duration) Load {
 	l := Load{Running: len(e.running), Waiting: len(e.waiting)}
 	for _, s := range e.running {
 		l.Tokens += s.prompt() + s.made(t)
+	}
+	for _, s := range e.waiting {
+		l.WaitingTokens += s.prompt()
 	}
 	return l
 }

@@ -67,7 +67,7 @@ type Faults struct {
 	// FailRequests is how many requests the faults above hit; later ones find
 	// a server that behaves well. 0 is all.
 	FailRequests int `json:"fail_requests" yaml:"fail_requests" name:"fail-requests" help:"Requests that the faults hit before the server behaves well; 0 is all."`
-	// HealthStatus answers /health, /ping and /metrics with this status, and
+	// HealthStatus answers /health, /ping, /metrics and /v1/loads with this status, and
 	// HealthHang never answers them.
 	HealthStatus int  `json:"health_status" yaml:"health_status" name:"health-status" help:"Answer /health, /ping and /metrics with this HTTP status, 400 to 599."`
 	HealthHang   bool `json:"health_hang" yaml:"health_hang" name:"health-hang" help:"Never answer /health, /ping and /metrics."`

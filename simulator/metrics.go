@@ -2,6 +2,8 @@ package simulator
 
 import (
 	"maps"
+	"math"
+	"net/http"
 	"strconv"
 	"time"
 
@@ -219,4 +221,48 @@ func (m *metrics) whole(x *exchange) {
 			rm.betweenTokens.Observe(seq.perToken.Seconds())
 		}
 	}
+}
+
+// loads serves SGLang's GET /v1/loads, of all ranks or of dp_rank. What include
+// asks for beside the core is left out.
+func (s *Server) loads(w http.ResponseWriter, r *http.Request) {
+	type load struct {
+		Rank          int     `json:"dp_rank"`
+		Running       int     `json:"num_running_reqs"`
+		Waiting       int     `json:"num_waiting_reqs"`
+		WaitingTokens int     `json:"num_waiting_uncached_tokens"`
+		Used          int     `json:"num_used_tokens"`
+		Total         int     `json:"num_total_tokens"`
+		MaxTokens     int     `json:"max_total_num_tokens"`
+		MaxRunning    int     `json:"max_running_requests"`
+		Usage         float64 `json:"token_usage"`
+		HitRate       float64 `json:"cache_hit_rate"`
+	}
+	out := struct {
+		Timestamp string `json:"timestamp"`
+		Version   string `json:"version"`
+		Loads     []load `json:"loads"`
+	}{time.Now().UTC().Format("2006-01-02T15:04:05.000000+00:00"), sglangVersion, []load{}}
+	cfg := &s.cfg
+	which := r.URL.Query().Get("dp_rank")
+	s.mu.Lock()
+	now := s.now()
+	for _, rank := range s.process.ranks {
+		l := rank.engine.Load(now)
+		s.process.settle(rank, now)
+		if which != "" && which != strconv.Itoa(rank.number) {
+			continue
+		}
+		if cfg.ZeroLatency && len(s.process.ranks) == 1 {
+			l.Running = s.Running()
+		}
+		blocks, of := rank.engine.cache.usage()
+		tokens := blocks * cfg.BlockSize
+		round := func(v float64) float64 { return math.Round(v*1e4) / 1e4 }
+		out.Loads = append(out.Loads, load{rank.number, l.Running, l.Waiting, l.WaitingTokens, tokens, tokens + l.WaitingTokens,
+			of * cfg.BlockSize, cfg.MaxNumSeqs, round(float64(blocks) / float64(max(of, 1))),
+			round(float64(rank.engine.hit) / float64(max(rank.engine.queried, 1)))})
+	}
+	s.mu.Unlock()
+	writeJSON(w, http.StatusOK, appendJSON(nil, out))
 }

@@ -239,6 +239,7 @@ func (s *Server) handler() http.Handler {
 	if s.cfg.sglang() {
 		on("GET", "/server_info", s.serverInfo)
 		on("GET", "/get_server_info", s.serverInfo)
+		on("GET", "/v1/loads", s.healthy(s.loads))
 		on("POST", "/flush_cache", s.flushCache, "GET")
 	} else {
 		on("GET", "/server_info", s.info)

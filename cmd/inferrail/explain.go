@@ -135,7 +135,7 @@ func (c *explainCommand) ask(ctx context.Context, body []byte) ([]byte, error) {
 }
 
 // printExplanation prints the answer for people: what is known of the prompt, a row
-// for each replica, what its cost is made of, and the winner.
+// for each replica, what its cost is made of, without what is 0, and the winner.
 func printExplanation(out io.Writer, x *agent.Explanation) error {
 	w := &bytes.Buffer{}
 	fmt.Fprintf(w, "model      %s, chosen for by %s\n", x.Model, x.Policy)
@@ -150,7 +150,7 @@ func printExplanation(out io.Writer, x *agent.Explanation) error {
 		fmt.Fprintf(w, "prompt     about %s: %s\n", count(x.PromptTokens, "token"), why)
 	}
 	if x.BudgetMS > 0 {
-		fmt.Fprintf(w, "budget     %s to the first token\n", inMilliseconds(x.BudgetMS))
+		fmt.Fprintf(w, "budget     %s to the first token; admission: %s\n", inMilliseconds(x.BudgetMS), x.Admission)
 	}
 	fmt.Fprintln(w)
 
@@ -181,6 +181,9 @@ func printExplanation(out io.Writer, x *agent.Explanation) error {
 		r := &x.Replicas[i]
 		var parts []string
 		for _, t := range r.Terms {
+			if t.Value == 0 && len(r.Terms) > 1 {
+				continue
+			}
 			value := "never"
 			if !math.IsInf(float64(t.Value), 1) {
 				value = strconv.FormatFloat(float64(t.Value), 'g', 4, 64)
@@ -188,6 +191,9 @@ func printExplanation(out io.Writer, x *agent.Explanation) error {
 			parts = append(parts, t.Name+" "+value)
 		}
 		line := strings.Join(parts, " + ")
+		if line == "" && len(r.Terms) > 0 {
+			line = "0"
+		}
 		if r.Excluded != "" {
 			line = strings.TrimPrefix(line+"; not chosen: "+r.Excluded, "; ")
 		}

@@ -1,0 +1,50 @@
+package agent
+
+import (
+	"testing"
+	"time"
+
+	"github.com/inferrail/inferrail/proxy"
+)
+
+// TestGrants: a model is granted what it says, and otherwise what all are; what was
+// observed of it outlives a reload that changes the rules.
+func TestGrants(t *testing.T) {
+	config := func(text string) *Config {
+		t.Helper()
+		c := DefaultConfig()
+		if err := c.ParseConfig([]byte("replicas: [{url: http://gpu:8000}]\n" + text)); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Validate(); err != nil {
+			t.Fatal(err)
+		}
+		return &c
+	}
+	old := config(`
+routing: {admission: {budget: 5s}, queue: {max: 9}}
+models: [{name: m, admission: {percentile: 50}, queue: {timeout: 1s}}]`)
+	m, other := &proxy.Model{Name: "m"}, &proxy.Model{Name: "other"}
+	old.grant(m, nil)
+	old.grant(other, nil)
+	now := time.Now()
+	m.Admission.Observe(now, time.Second)
+	if s := m.Admission.State(now); s.Mode != "empirical" || s.Percentile != 0.5 || s.Window != 30*time.Second || s.Samples != 1 {
+		t.Errorf("m: %+v", s)
+	}
+	if m.Budget != 5*time.Second || m.Waiting != (proxy.Waiting{Max: 9, Timeout: time.Second}) {
+		t.Errorf("m: budget %v, %+v", m.Budget, m.Waiting)
+	}
+	if s := other.Admission.State(now); s.Percentile != 0.9 || other.Waiting.Timeout != 10*time.Second {
+		t.Errorf("other: %+v, %+v", s, other.Waiting)
+	}
+
+	next := &proxy.Model{Name: "m"}
+	config(`routing: {admission: {mode: absolute, window: 10s}}`).grant(next, m)
+	if s := next.Admission.State(now); s.Mode != "absolute" || s.Window != 10*time.Second || s.Samples != 1 {
+		t.Errorf("after the reload: %+v", s)
+	}
+	if next.Budget != 0 || next.Waiting.Max != 0 {
+		t.Errorf("after the reload: budget %v, %+v", next.Budget, next.Waiting)
+	}
+}

@@ -1,0 +1,78 @@
+package agent
+
+import (
+	"testing"
+	"time"
+
+	"github.com/inferrail/inferrail/policy"
+)
+
+// A replica of which nothing is learned yet is taken to be as fast as those that
+// serve its model, or else as all.
+func TestSpeedsAreShared(t *testing.T) {
+	a, b, c := startEngine(t, 0, "m"), startEngine(t, 0, "m", "n"), startEngine(t, 0, "n")
+	d := startEngine(t, 0, "else")
+	s := newStage(t, nil, ReplicaConfig{ID: "a", URL: a.URL()}, ReplicaConfig{ID: "b", URL: b.URL()},
+		ReplicaConfig{ID: "c", URL: c.URL()}, ReplicaConfig{ID: "d", URL: d.URL()})
+	s.expect("else=d m=a,b n=b,c")
+	teach := func(id string, perToken float64) {
+		for i := range 200 {
+			w := policy.Prefill(500+100*(i%20), 0)
+			s.member(id).replica.Calibration().Observe(policy.Observation{Work: w, Seconds: perToken*w.Tokens + 0.01})
+		}
+	}
+	teach("a", 100e-6)
+	teach("c", 400e-6)
+	s.fleet.shareSpeeds()
+	f := func(id string, perToken float64) {
+		t.Helper()
+		speed := s.member(id).replica.Calibration().Speed()
+		w := policy.Prefill(1000, 0)
+		if got, want := speed.Time(w), perToken*1000+0.01; got < 0.9*want || got > 1.1*want {
+			t.Errorf("%s is expected to take %v for %v tokens, want %v", id, got, w.Tokens, want)
+		}
+	}
+	f("a", 100e-6)
+	f("b", 100e-6) // as the one that serves the first of its models
+	f("c", 400e-6)
+	f("d", 250e-6) // the median of both
+}
+
+// A replica that has proved to be slow, and of which nothing was heard since, is
+// supposed to be as fast as the others, for one request at a time.
+func TestSlowReplicaIsTriedAgain(t *testing.T) {
+	a, b := startEngine(t, 0, "m"), startEngine(t, 0, "m")
+	s := newStage(t, nil, ReplicaConfig{ID: "a", URL: a.URL()}, ReplicaConfig{ID: "b", URL: b.URL()})
+	s.expect("m=a,b")
+	teach := func(id string, n int, perToken float64) {
+		for i := range n {
+			w := policy.Prefill(500+100*(i%20), 0)
+			s.member(id).replica.Calibration().Observe(policy.Observation{Work: w, Seconds: perToken*w.Tokens + 0.01})
+		}
+	}
+	expect := func(when string, perToken float64) {
+		t.Helper()
+		speed := s.member("a").replica.Calibration().Speed()
+		if got, want := speed.Time(policy.Prefill(1000, 0)), perToken*1000+0.01; got < 0.8*want || got > 1.25*want {
+			t.Errorf("%s: it is expected to take %v, want %v", when, got, want)
+		}
+	}
+	teach("a", 100, 1000e-6)
+	teach("b", 100, 100e-6)
+	s.fleet.shareSpeeds()
+	teach("b", unobserved-1, 100e-6)
+	s.fleet.shareSpeeds()
+	expect("too early", 1000e-6)
+	teach("b", 1, 100e-6)
+	var under policy.Entry
+	backlog := s.member("a").replica.Backlog()
+	backlog.Enter(&under, policy.Prefill(1000, 0), true, time.Now(), 1)
+	s.fleet.shareSpeeds()
+	expect("a request is there already", 1000e-6)
+	backlog.Leave(&under, time.Now())
+	s.fleet.shareSpeeds()
+	expect("tried again", 100e-6)
+	teach("a", 1, 1000e-6)
+	s.fleet.shareSpeeds()
+	expect("slow still", 1000e-6)
+}
