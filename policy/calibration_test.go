@@ -661,3 +661,43 @@ func BenchmarkMedianSpeed(b *testing.B) {
 		MedianSpeed(of)
 	}
 }
+
+// What is supposed of a slow replica holds for one prompt. Still slow, all is as
+// before; fast again, the next one is supposed to be so too, until that is known.
+func TestCalibrationSupposes(t *testing.T) {
+	slow, fast := Speed{600e-6, 0, 50e-3}, Speed{60e-6, 0, 5e-3}
+	var k Calibration
+	observe := func(s Speed, tokens int) {
+		w := Prefill(tokens, 0)
+		k.Observe(Observation{Work: w, Seconds: s.Time(w)})
+	}
+	seconds := func() float64 { s := k.Speed(); return s.Time(Prefill(1000, 0)) }
+	expect := func(when string, s Speed) {
+		t.Helper()
+		if got, want := seconds(), s.Time(Prefill(1000, 0)); got < 0.8*want || got > 1.25*want {
+			t.Fatalf("%s: %v s for a prompt, want %v", when, got, want)
+		}
+	}
+	k.Suppose(fast)
+	expect("nothing was observed", DefaultSpeed)
+	for i := range 200 {
+		observe(slow, 200+100*(i%20))
+	}
+	expect("slow", slow)
+	k.Suppose(Speed{})
+	expect("nothing is supposed", slow)
+	k.Suppose(fast)
+	expect("supposed", fast)
+	k.Sent()
+	expect("one is under way", slow)
+	observe(slow, 900)
+	expect("slow still", slow)
+	k.Suppose(fast)
+	for i := range 2 * window {
+		expect("supposed again", fast)
+		k.Sent()
+		observe(fast, 200+100*i)
+	}
+	k.Suppose(Speed{A: math.NaN()})
+	expect("fast", fast)
+}
