@@ -162,10 +162,11 @@ replay: ## replay traces through every policy in virtual time, and with other we
 	go test -count 1 -timeout 0 -run '^TestReplay(Table|Weights)$$' -v ./policy -replay
 
 SOAK ?= 20m
-soak: ## engines that fail in all ways under 300 requests/s for SOAK=20m, slow streams, and 3,000 turns of conversations; the packet tier needs root
+soak: ## engines that fail in all ways under 300 requests/s for SOAK=20m, slow streams, 3,000 turns of conversations, and routing by them; the packet tier needs root
 	INFERRAIL_SOAK=$(SOAK) go test -count 1 -timeout 0 -v -run '^TestChaos$$' ./cmd/inferrail
 	INFERRAIL_SOAK=$(SOAK) go test -count 1 -timeout 0 -v -run '^TestDatapathTenMinutes$$' ./cmd/inferrail
 	INFERRAIL_SOAK=$(SOAK) go test -count 1 -timeout 0 -v -run '^TestPredictedIsCached$$' ./cmd/inferrail
+	INFERRAIL_SOAK=$(SOAK) go test -count 1 -timeout 0 -v -run '^TestCostModelOnChats$$|^TestCalibrationOverHTTP$$' ./cmd/inferrail
 
 clean: ## remove what was built
 	rm -rf bin
