@@ -128,7 +128,7 @@ func told(resp *http.Response, body []byte) string {
 	var names []string
 	for name := range resp.Header {
 		switch name {
-		case "Connection", "Keep-Alive", "Transfer-Encoding", "Date":
+		case "Connection", "Keep-Alive", "Transfer-Encoding", "Date", "X-Inferrail-Predicted-Ms":
 		default:
 			names = append(names, name)
 		}
