@@ -107,6 +107,7 @@ func (x *exchange) expectPrefill() {
 	p.streams = x.call.stream || string(x.path) == "/generate_stream"
 	speed := x.replica.calibration.Speed()
 	x.replica.backlog.Enter(&p.entry, p.work, p.streams, now, speed.Time(p.work))
+	x.replica.calibration.Sent()
 	x.replica.prompts.add(p.work.Tokens)
 }
 
