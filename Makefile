@@ -15,7 +15,7 @@ RUN_ARGS = $(or $(ARGS),--sim 3)
 TEST_ARGS = $(or $(ARGS),./...)
 
 .DEFAULT_GOAL = help
-.PHONY: help run build tokenizers test python-tokenizers test-library test-tokenizers test-vllm lint generate bench-datapath bench-gateway bench-prompt bench-index replay soak clean
+.PHONY: help run build tokenizers test python-tokenizers test-library test-tokenizers test-vllm lint generate bench-datapath bench-gateway bench-prompt bench-index bench-policy replay soak clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-16s%s\n", $$1, $$2}' Makefile
@@ -160,6 +160,10 @@ bench-index: ## measure looking up and changing the KV index, and the table in i
 
 replay: ## replay traces through every policy in virtual time, and with other weights of the default one; ten minutes
 	go test -count 1 -timeout 0 -run '^TestReplay(Table|Weights)$$' -v ./policy -replay
+
+bench-policy: ## measure how long each policy takes to choose among 8 to 1,000 replicas
+	INFERRAIL_BENCH_POLICY=$(CURDIR)/bench/results/policy.json \
+		go test -count 1 -timeout 0 -run '^TestPolicyTiming$$' -v ./policy
 
 SOAK ?= 20m
 soak: ## engines that fail in all ways under 300 requests/s for SOAK=20m, slow streams, 3,000 turns of conversations, and routing by them; the packet tier needs root

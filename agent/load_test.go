@@ -105,6 +105,10 @@ func TestLoadsAreTold(t *testing.T) {
 	vllm.set("/metrics", vllmLoad([2]int{0, 0}))
 	ranks.set("/metrics", vllmLoad([2]int{9, 1}, [2]int{0, 0}))
 	s.expectLoads("vllm: 0+0, ranks/0: 9+1, ranks/1: 0+0" + others)
+	// What is wrong with one rank is not with the other.
+	ranks.set("/metrics", strings.Replace(vllmLoad([2]int{8, 1}, [2]int{4, 4}), "} 8.0", "} NaN", 1))
+	s.expectLoadState("ranks/0", "unreadable", "vllm:num_requests_running is NaN")
+	s.expectLoads("vllm: 0+0, ranks/0: ?, ranks/1: 4+4" + others)
 	for _, m := range s.fleet.members {
 		if m.replica.Large() != (m.id == "ollama") {
 			t.Errorf("%s is for large requests: %v", m.id, m.replica.Large())

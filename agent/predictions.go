@@ -20,7 +20,8 @@ type predictionsReport struct {
 	Summary []predictionSummary `json:"summary"`
 	// Calibrations are of all replicas.
 	Calibrations []calibrationReport `json:"calibrations"`
-	// Predictions are the newest decisions whose requests are over, the newest first.
+	// Predictions are the decisions whose requests have ended last, the last one
+	// first.
 	Predictions []predictionReport `json:"predictions"`
 }
 

@@ -16,8 +16,8 @@ import (
 //	prefill       of what is not cached, by the replica's Speed
 //	own_work      (OwnWork - 1 + OwnWorkBusy · busy) · prefill: it also delays those
 //	              who come after, where all have much to do. busy is w / (w + T/10),
-//	              of the shortest wait w of all and the least time T for the prompt if
-//	              nothing of it were cached
+//	              of the shortest wait w of all and the least time T for so many
+//	              tokens
 //	load          of what is cached in the host's memory or on disk; never more than
 //	              it would take to compute it
 //	interference  Interference · sequences that are generated there · prefill
@@ -198,22 +198,21 @@ func (m *CostModel) ownWork(r *Request, candidates []Candidate) float64 {
 		first, _ := bits.Mul64(mix(r.Rand), uint64(n-mostCounted+1))
 		candidates = candidates[first:][:mostCounted]
 	}
-	tokens := float64(max(r.Tokens, 0))
-	wait, whole := math.Inf(1), math.Inf(1)
+	wait, each := math.Inf(1), math.Inf(1)
 	for i := range candidates {
 		c := &candidates[i]
 		if c.Wait < wait {
 			wait = c.Wait
 		}
-		if t := c.Speed.fill(tokens, 0); t < whole {
-			whole = t
+		if c.Speed.A < each {
+			each = c.Speed.A
 		}
 	}
 	if !(wait > 0) {
 		return m.OwnWork
 	}
 	// It is no number when one of them is infinite.
-	if busy := wait / (wait + max(whole, 0)/busyPart); busy <= 1 {
+	if busy := wait / (wait + max(each, 0)*float64(max(r.Tokens, 0))/busyPart); busy <= 1 {
 		return m.OwnWork + m.OwnWorkBusy*busy
 	}
 	return m.OwnWork + m.OwnWorkBusy
@@ -222,8 +221,8 @@ func (m *CostModel) ownWork(r *Request, candidates []Candidate) float64 {
 // mostCounted is of how many candidates ownWork looks at.
 const mostCounted = 32
 
-// busyPart is of which part of the time to compute the whole prompt the shortest wait
-// has to be for replicas to be half busy.
+// busyPart: when the shortest wait is such a part of the time for the prompt's tokens,
+// replicas are half busy.
 const busyPart = 10
 
 // addLoad adds to costs, of which least is the least, what loading from lower tiers

@@ -45,7 +45,7 @@ func referenceCost(m *CostModel, r *Request, cs []Candidate, i int) (cost float6
 	var wait, whole *big.Float
 	for k := range cs {
 		w := n(math.Max(cs[k].Wait, 0))
-		t := add(compute(&cs[k], n(0), tokens), n(cs[k].Speed.D))
+		t := mul(n(cs[k].Speed.A), tokens)
 		if wait == nil || w.Cmp(wait) < 0 {
 			wait = w
 		}

@@ -23,6 +23,9 @@
 //	first token prefill.go   seen by first_token.go in the body: what it tells is learned
 //	finish      exchange.go  one deferred call: release, count
 //
+// What is told of a choice is in decision.go, and journal.go keeps the last ones.
+// explain.go goes the same way up to choose, for a request that is only asked about.
+//
 // From choose to first byte is one attempt. One that fails is followed by
 // another, at another replica, until the client has been sent a byte.
 //

@@ -413,3 +413,73 @@ func TestExplainUnderLoad(t *testing.T) {
 	}
 	<-done
 }
+
+// What admission will say is foreseen, and so is where a request waits.
+func TestExplainAdmission(t *testing.T) {
+	c := quietly(t, 2)
+	c.change(func(m *Model) { m.Admission = policy.NewAdmission(policy.AdmissionRules{Mode: policy.Absolute}) })
+	c.s.SetClasses(NewClasses([]Class{{Name: "batch", Rank: 9}}))
+	body := completion(words(4000), `"max_tokens":1`)
+	explain := func(fields ...string) (*Decision, error) {
+		header := http.Header{}
+		for i := 0; i < len(fields); i += 2 {
+			header.Set(fields[i], fields[i+1])
+		}
+		return c.s.Explain("/v1/completions", header, []byte(body))
+	}
+	d, err := explain("x-inferrail-budget-ms", "1", "x-inferrail-priority", "batch")
+	if err != nil || !d.Refused || d.Admission == "" || d.RetryAfterMS < 1000 || d.BudgetMS != 1 || d.Winner == "" || d.Waits != "" || d.Class != "batch" {
+		t.Errorf("a budget of a millisecond: %+v, %v", d, err)
+	}
+	if got := c.ask(body, "x-inferrail-budget-ms: 1\r\n"); !strings.HasPrefix(got, "503 ") {
+		t.Errorf("the request was answered %s", got)
+	}
+	c.change(func(m *Model) { m.Waiting.Max = 1 })
+	if d, err := explain("x-inferrail-budget-ms", "1"); err != nil || !d.Refused || d.Waits != "in the queue of m" || d.Class != DefaultClass {
+		t.Errorf("with a queue: %+v, %v", d, err)
+	}
+	d, err = explain("x-inferrail-budget-ms", "3600000")
+	if err != nil || d.Refused || d.Waits != "" || d.RetryAfterMS != 0 {
+		t.Errorf("a budget of an hour: %+v, %v", d, err)
+	}
+	if got := strings.Fields(c.ask(body, "x-inferrail-budget-ms: 3600000\r\n")); got[0] != "200" {
+		t.Errorf("the request was answered %s", got)
+	}
+	refusal := (*Refusal)(nil)
+	if d, err := explain("x-inferrail-budget-ms", "soon"); !errors.As(err, &refusal) || refusal.Status != 400 || !strings.Contains(refusal.Message, "x-inferrail-budget-ms") {
+		t.Errorf("a budget that is none: %+v, %v", d, err)
+	}
+}
+
+// Whatever is asked about, there is a decision or a refusal that says something, in
+// JSON that is valid, and nothing is held afterwards.
+func FuzzExplain(f *testing.F) {
+	r := newRig(f, Limits{MaxBodyBytes: 1 << 16}, nil, newRawEngine(f, answering(fixed("{}"))).url(), newRawEngine(f, answering(fixed("{}"))).url())
+	for _, body := range []string{hello, "", "{}", `{"model":"m","prompt":["a","b"]}`, `{"model":"alias","n":1e400}`, `{"messages":[[[[`,
+		`{"model":"m","messages":[{"role":"user"},{"role":7}]}`, "{\"model\":\"\\ud800\"}", `{"prompt_cache_key":"x","user":{}}`} {
+		for _, path := range []string{"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/audio/transcriptions", "", "/"} {
+			f.Add(path, "x-session-id", "7", body)
+		}
+	}
+	f.Add("/v1/chat/completions", "Content-Encoding", "gzip", hello)
+	f.Add("/v1/chat/completions", "x-inferrail-budget-ms", "-1", hello)
+	f.Add("/v1/chat/completions", "x\r\ny", "\n\n", hello)
+	f.Add("/v1/chat/completions", "Content-Length", "5", hello)
+	f.Fuzz(func(t *testing.T, path, name, value, body string) {
+		d, err := r.s.Explain(path, http.Header{name: {value}}, []byte(body))
+		refusal := (*Refusal)(nil)
+		switch {
+		case err == nil && d.Winner == "":
+			t.Errorf("two idle replicas, and nowhere to go: %+v", d)
+		case err == nil:
+			if text, err := json.Marshal(d); err != nil || !json.Valid(text) {
+				t.Errorf("%v in %s", err, text)
+			}
+		case !errors.As(err, &refusal) || refusal.Status < 400 || refusal.Status > 499 || refusal.Message == "" || d != nil:
+			t.Errorf("%+v, %v", d, err)
+		}
+		if n := r.s.buffered.Load(); n != 0 {
+			t.Errorf("%d bytes are held", n)
+		}
+	})
+}

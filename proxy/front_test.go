@@ -286,6 +286,10 @@ func TestTongues(t *testing.T) {
 					}
 					resp.Header.Del("X-Request-Id")
 				}
+				if resp.Header.Get("X-Inferrail-Predicted-Ms") != "" {
+					// What is expected is learned from each answer.
+					resp.Header.Set("X-Inferrail-Predicted-Ms", "some")
+				}
 				if now := told(resp, got); want == "" {
 					want = now
 				} else if now != want {

@@ -32,7 +32,7 @@ const maxJournalID = 64
 
 // Prediction is one decision beside what became of it. It is a value.
 type Prediction struct {
-	// Time is when the replica was chosen; RequestID is the beginning of the
+	// Time is when the request was sent to the replica; RequestID is the beginning of the
 	// request's.
 	Time      time.Time
 	RequestID string
@@ -68,7 +68,7 @@ func (j *journal) enter(p Prediction, id []byte) {
 	row.idLength = uint8(copy(row.id[:], id))
 }
 
-// append appends the rows to dst, the newest first.
+// append appends the rows to dst, the one that was entered last first.
 func (j *journal) append(dst []Prediction) []Prediction {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -81,6 +81,6 @@ func (j *journal) append(dst []Prediction) []Prediction {
 	return dst
 }
 
-// Predictions appends the last decisions whose requests are over, at most 1,024,
-// the newest first.
+// Predictions appends the decisions whose requests have ended last, at most 1,024,
+// the last one first.
 func (s *Server) Predictions(dst []Prediction) []Prediction { return s.journal.append(dst) }
