@@ -33,8 +33,8 @@ func (s *speeds) median() policy.Speed {
 // is slow still. So at most one request of as many is spent on that.
 const unobserved = 200
 
-// shareSpeeds gives each replica that has no observations the median of those
-// that have: of those that serve one of its models, or else of all. One that is slow
+// shareSpeeds gives each replica that has no observations, or a few, the median of
+// those that have: of those that serve one of its models, or else of all. One that is slow
 // and has had none for long is supposed to be as fast as the others of its model, for
 // one request.
 func (f *fleet) shareSpeeds() {
@@ -48,10 +48,8 @@ func (f *fleet) shareSpeeds() {
 	for i, m := range f.members {
 		e := m.replica.Calibration().Estimate()
 		estimates[i], total = e, total+e.Samples
-		if e.Samples == 0 {
-			lacking = append(lacking, m)
-		}
 		if e.Samples < leastSamples {
+			lacking = append(lacking, m)
 			continue
 		}
 		all.add(&e)

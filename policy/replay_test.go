@@ -105,11 +105,13 @@ func (r *replay) run(tr *trace) *outcome {
 	}
 	candidates, costs := make([]Candidate, n), make([]float64, n)
 	busy, reported := make([]float64, n), 0.0
+	// Of reports only what others have matters, unless KV caches can be full.
+	tells := agents > 1 || slices.ContainsFunc(r.fleet, func(m engineModel) bool { return m.kv > 0 })
 	full, held := 0, 0
 	for k := range tr.requests {
 		a := &tr.requests[k]
 		at := a.at.Seconds()
-		if last := math.Floor(at/reports) * reports; agents > 1 && last > reported {
+		if last := math.Floor(at/reports) * reports; tells && last > reported {
 			for i, e := range engines {
 				e.advance(last)
 				for _, vs := range views {
@@ -199,7 +201,7 @@ func (r *replay) describe(c *Candidate, i int, e *engine, v *view, a *arrival, n
 		c.InFlight += requests
 		c.Decoding += requests - waiting
 	}
-	c.Queued = v.load.Waiting
+	c.KV, c.Queued = v.load.KV, v.load.Waiting
 }
 
 // report takes what the engine says of its load.
@@ -212,6 +214,9 @@ func (v *view) report(e *engine, now time.Time) {
 	}
 	if e.started {
 		l.Running, l.Waiting = l.Running+1, l.Waiting-1
+	}
+	if e.kv > 0 {
+		l.KV = float64(e.kvUsed) / float64(e.kv)
 	}
 	l.Follow(v.load)
 	v.load = l
