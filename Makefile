@@ -15,7 +15,7 @@ RUN_ARGS = $(or $(ARGS),--sim 3)
 TEST_ARGS = $(or $(ARGS),./...)
 
 .DEFAULT_GOAL = help
-.PHONY: help run build tokenizers test python-tokenizers test-library test-tokenizers test-vllm lint generate bench-datapath bench-gateway bench-prompt bench-index replay soak clean
+.PHONY: help run build tokenizers test python-tokenizers test-library test-tokenizers test-vllm lint generate bench-datapath bench-gateway bench-prompt bench-index bench-policy replay soak clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-16s%s\n", $$1, $$2}' Makefile
@@ -61,10 +61,11 @@ test: ## run every test that this machine can run; what is skipped is said at th
 	@if command -v gcc >/dev/null; then export CGO_ENABLED=1; race=-race; \
 	else race=; echo "no C compiler: testing without the race detector"; fi; \
 	go run .ci/testlog.go $$race -timeout 20m $(TEST_ARGS)
-	@# The race detector allocates; so these are run without it. So are the index's,
-	@# of which those with one goroutine have less to do under it.
+	@# The race detector allocates; so these are run without it. So are the index's and
+	@# the replays of policy, of which those with one goroutine have less to do under it.
 	@[ -n "$(ARGS)" ] || go test -run Alloc ./...
 	@[ -n "$(ARGS)" ] || go test ./index
+	@[ -n "$(ARGS)" ] || go test -run Replay ./policy
 	@[ -n "$(ARGS)" ] || if { command -v cargo && command -v g++; } >/dev/null; then $(MAKE) -s test-library; \
 	else echo "no Rust or C++ compiler: the tokenizers are not compared with the tokenizers library"; fi
 
@@ -160,11 +161,16 @@ bench-index: ## measure looking up and changing the KV index, and the table in i
 replay: ## replay traces through every policy in virtual time, and with other weights of the default one; ten minutes
 	go test -count 1 -timeout 0 -run '^TestReplay(Table|Weights)$$' -v ./policy -replay
 
+bench-policy: ## measure how long each policy takes to choose among 8 to 1,000 replicas
+	INFERRAIL_BENCH_POLICY=$(CURDIR)/bench/results/policy.json \
+		go test -count 1 -timeout 0 -run '^TestPolicyTiming$$' -v ./policy
+
 SOAK ?= 20m
-soak: ## engines that fail in all ways under 300 requests/s for SOAK=20m, slow streams, and 3,000 turns of conversations; the packet tier needs root
+soak: ## engines that fail in all ways under 300 requests/s for SOAK=20m, slow streams, 3,000 turns of conversations, and routing by them; the packet tier needs root
 	INFERRAIL_SOAK=$(SOAK) go test -count 1 -timeout 0 -v -run '^TestChaos$$' ./cmd/inferrail
 	INFERRAIL_SOAK=$(SOAK) go test -count 1 -timeout 0 -v -run '^TestDatapathTenMinutes$$' ./cmd/inferrail
 	INFERRAIL_SOAK=$(SOAK) go test -count 1 -timeout 0 -v -run '^TestPredictedIsCached$$' ./cmd/inferrail
+	INFERRAIL_SOAK=$(SOAK) go test -count 1 -timeout 0 -v -run '^TestCostModelOnChats$$|^TestCalibrationOverHTTP$$' ./cmd/inferrail
 
 clean: ## remove what was built
 	rm -rf bin

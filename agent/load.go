@@ -40,6 +40,8 @@ const (
 	ownLag = 250 * time.Millisecond
 	// mostRequests is more than any engine has at one time.
 	mostRequests = 1 << 20
+	// mostVRAM is more than all of a node's GPUs have.
+	mostVRAM = 1 << 50
 	// mostShare is what shares that are rounded come to.
 	mostShare = 1.01
 	// hitsFor is how long a token that was looked for counts in the hit rate.
@@ -287,9 +289,25 @@ func readResident(page []byte) (reading, bool) {
 	}
 	r := reading{engine: "ollama", uncounted: true}
 	for _, m := range body.Models {
-		r.resident += float64(m.VRAM)
+		r.resident += float64(min(m.VRAM, mostVRAM))
 	}
 	return r, true
+}
+
+// loadProblem is why r tells of no load at all, "" when it does of some rank.
+func (r *reading) loadProblem() (why string) {
+	if r.uncounted {
+		return ""
+	}
+	if len(r.ranks) == 0 || r.gauges.running.told {
+		return r.gauges.problem(r.engine)
+	}
+	for i := range r.ranks {
+		if why = r.ranks[i].gauges.problem(r.engine); why == "" {
+			break
+		}
+	}
+	return why
 }
 
 // gaugesOf returns what is told of a rank, of several that the server has, or of
@@ -303,6 +321,9 @@ func (r *reading) gaugesOf(rank, ranks int) (g gauges, c counts, why string) {
 		g, c = r.gauges, r.counts
 	case rank < 0:
 		for i := range r.ranks {
+			if p := r.ranks[i].gauges.problem(r.engine); p != "" && why == "" {
+				why = p
+			}
 			g.plus(&r.ranks[i].gauges, len(r.ranks))
 			for f := range counters {
 				if k := &r.ranks[i].counts; k.known[f] {
@@ -322,7 +343,7 @@ func (r *reading) gaugesOf(rank, ranks int) (g gauges, c counts, why string) {
 		}
 		g, c = r.ranks[i].gauges, r.ranks[i].counts
 	}
-	if !r.uncounted {
+	if !r.uncounted && why == "" {
 		why = g.problem(r.engine)
 	}
 	return g, c, why
@@ -439,7 +460,7 @@ func (f *fleet) askLoad(ctx context.Context, s *server, m *member, list []watche
 		if err == nil && r.engine != "" {
 			s.load.engine = r.engine
 		}
-		if _, _, why := r.gaugesOf(-1, 0); err == nil && why != "" {
+		if why := r.loadProblem(); err == nil && why != "" {
 			err = fmt.Errorf("GET %s: %s; %w", p.page, why, errUnreadable)
 		}
 		if o := outcomeOf(err); o != reportAbsent && o != reportUnreadable {
@@ -561,7 +582,7 @@ func (f *fleet) loadToldLocked(s *server, list []watched, page string, busy, slo
 	}
 	switch {
 	case o == reportOK:
-		f.log.Info("the engine tells its load again", "replica", s.id, "page", page)
+		f.log.Info("the engine tells its load", "replica", s.id, "page", page)
 	case s.load.engine == "":
 		// It is none of those that do.
 	case o == reportAbsent:

@@ -13,9 +13,11 @@ type loadStatus struct {
 	// of the last attempt, and Why says more.
 	State string `json:"state"`
 	Why   string `json:"why,omitempty"`
-	// Page was read last, for the report that is AgeMS old.
-	Page  string `json:"page,omitempty"`
-	AgeMS *int64 `json:"age_ms,omitempty"`
+	// Page was read last, for the report that is AgeMS old; TookMS is what the
+	// engine lately takes to answer.
+	Page   string `json:"page,omitempty"`
+	AgeMS  *int64 `json:"age_ms,omitempty"`
+	TookMS int64  `json:"took_ms,omitempty"`
 
 	Running       *int     `json:"running,omitempty"`
 	Waiting       *int     `json:"waiting,omitempty"`
@@ -56,7 +58,7 @@ func (m *member) loadStatusLocked(now time.Time) loadStatus {
 		return out
 	}
 	age := now.Sub(l.Asked).Milliseconds()
-	out.AgeMS = &age
+	out.AgeMS, out.TookMS = &age, w.took.Milliseconds()
 	foreign, waiting := l.Foreign()
 	if !l.Uncounted {
 		out.Running, out.Waiting, out.KV, out.HitRate = &l.Running, &l.Waiting, &l.KV, &l.HitRate

@@ -92,6 +92,9 @@ type member struct {
 	// its engine was seen to have restarted.
 	wentDown time.Time
 	restarts int
+	// When samples was last seen to change, which is how many observations of its
+	// speed there are, the others had others.
+	samples, others int
 	// reports are the looks at its load, by what became of them; loadWhy is why the
 	// last one has told nothing.
 	reports [loadOutcomes]uint64

@@ -1,8 +1,12 @@
 package agent
 
 import (
+	"fmt"
+	"io"
+	"net/http"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/inferrail/inferrail/policy"
@@ -100,5 +104,58 @@ func TestFleetHasPolicies(t *testing.T) {
 	}
 	if again := publish(); again == m || !slices.Equal(again.Shadows, m.Shadows) {
 		t.Error("the next snapshot has other shadows")
+	}
+}
+
+// Each policy answers all requests, with all others in its shadow, and chooses by
+// what it is made for: turns, sessions and beginnings of prompts come to it.
+func TestEveryPolicyServes(t *testing.T) {
+	const requests = 12
+	c := testConfig(startEngine(t, 0, "m"), startEngine(t, 0, "m"), startEngine(t, 0, "m"))
+	c.Health.Timeout = patience // none leaves on a busy machine
+	for _, name := range policy.Names() {
+		c.Routing.Shadows = append(c.Routing.Shadows, ShadowConfig{Policy: name})
+	}
+	a := startAgent(t, c)
+	defer stopped(t, a)
+	fleet := func() string { _, text := page(t, a, "/debug/fleet"); return text }
+	eventually(t, func() bool { return strings.Count(fleet(), `"up": true`) == 3 }, fleet)
+	for _, name := range policy.Names() {
+		n := c
+		n.Routing.DefaultPolicy = name
+		if err := a.Reload(n); err != nil {
+			t.Fatal(err)
+		}
+		if text := fleet(); !strings.Contains(text, fmt.Sprintf(`"policy": %q`, name)) {
+			t.Errorf("%s is not in use:\n%s", name, text)
+		}
+		seen := map[string]int{}
+		for i := range requests {
+			body := fmt.Sprintf(`{"model":"m","stream":true,"max_tokens":2,"messages":[{"role":"system","content":"the same for all"},{"role":"user","content":"%s %d"}]}`, strings.Repeat("hi ", 100), i)
+			req, _ := http.NewRequest("POST", "http://"+a.Addr().String()+"/v1/chat/completions", strings.NewReader(body))
+			req.Header.Set("X-Session-Id", "ann")
+			resp, err := (&http.Client{Timeout: patience}).Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			answer, err := io.ReadAll(resp.Body)
+			resp.Body.Close()
+			if err != nil || resp.StatusCode != 200 {
+				t.Fatalf("%s: %s, %v: %s", name, resp.Status, err, answer)
+			}
+			seen[resp.Header.Get("X-Inferrail-Replica")]++
+		}
+		switch name {
+		case "round_robin":
+			for id, got := range seen {
+				if got != requests/3 {
+					t.Errorf("%s: %d requests at %s", name, got, id)
+				}
+			}
+		case "sticky":
+			if len(seen) != 1 {
+				t.Errorf("%s: a session at %v", name, seen)
+			}
+		}
 	}
 }

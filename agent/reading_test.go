@@ -187,12 +187,25 @@ func FuzzPages(f *testing.F) {
 		f.Add(page)
 	}
 	f.Add([]byte(`vllm:cache_config_info{engine="\`))
+	f.Add([]byte(`{"loads":[{"dp_rank":-3,"num_running_reqs":1e300,"num_waiting_reqs":2},{"dp_rank":1e9,"token_usage":-1}]}`))
+	f.Add([]byte(`[{"is_processing":true},{"state":2}]`))
+	f.Add([]byte(`{"models":[{"size_vram":1e400},{"size_vram":-5},{"size_vram":1.7e308},{"size_vram":1.7e308}]}`))
+	f.Add([]byte("sglang:num_running_reqs{priority=\"\"} 1e9\nsglang:num_queue_reqs +Inf\n"))
 	f.Add([]byte(`{"page_size":1e400,"dp_size":"x","max_total_num_tokens":-3,"disable_radix_cache":true}`))
 	f.Fuzz(func(t *testing.T, page []byte) {
 		r := readMetrics(appendPoints(nil, page))
 		for _, p := range describers {
 			if d, ok := p.read(page); ok {
 				d.add(&r)
+			}
+		}
+		for _, pages := range loadPages {
+			for _, p := range pages {
+				if p.read == nil {
+					checkLoad(t, &r)
+				} else if found, ok := p.read(page); ok {
+					checkLoad(t, &found)
+				}
 			}
 		}
 		for _, k := range r.ranks {
@@ -207,6 +220,28 @@ func FuzzPages(f *testing.F) {
 			}
 		}
 	})
+}
+
+// checkLoad: what is taken for a load is one that an engine may have.
+func checkLoad(t *testing.T, r *reading) {
+	t.Helper()
+	if !(r.resident >= 0) || math.IsInf(r.resident, 1) {
+		t.Fatalf("%v bytes are resident", r.resident)
+	}
+	for rank := -1; rank < 3; rank++ {
+		g, _, why := r.gaugesOf(rank, len(r.ranks))
+		if why != "" || r.uncounted {
+			continue
+		}
+		for _, x := range []gauge{g.running, g.waiting, g.waitingTokens, g.usage, g.hitRate} {
+			if !(x.value >= 0) || x.value > mostRanks*math.MaxInt32 || x.value > 0 && !x.told {
+				t.Fatalf("rank %d: %+v", rank, g)
+			}
+		}
+		if !g.running.told || !g.waiting.told || g.usage.value > mostShare || g.hitRate.value > mostShare {
+			t.Fatalf("rank %d: %+v", rank, g)
+		}
+	}
 }
 
 // largePage is the page of an engine of some ranks, of about 300 KB.

@@ -121,8 +121,12 @@ func (f *fleet) due(s *server, now time.Time) (all, load bool) {
 	c := &f.cfg.Load().Load
 	// What is due before half of the time to the next look has passed is due now.
 	now = now.Add(c.Interval / 2)
-	all = !now.Before(s.at.Add(min(scrapeEvery<<min(s.failures, 10), scrapeRarely)))
-	return all, !now.Before(s.loadDueLocked(c, own, now))
+	load = !now.Before(s.loadDueLocked(c, own, now))
+	pause := min(scrapeEvery<<min(s.failures, 10), scrapeRarely)
+	if load {
+		pause = pause * 3 / 4 // they are on one page, mostly
+	}
+	return !now.Before(s.at.Add(pause)), load
 }
 
 func jitter(d time.Duration) time.Duration {

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"slices"
+	"time"
 
 	"github.com/inferrail/inferrail/policy"
 )
@@ -27,20 +28,28 @@ func (s *speeds) median() policy.Speed {
 	return policy.MedianSpeed(s.all)
 }
 
-// shareSpeeds gives each replica that has no observations the median of those
-// that have: of those that serve one of its models, or else of all.
+// unobserved is how many first tokens the others of a fleet must have told something
+// while a replica, slower than they are, told nothing, until it is tried whether it
+// is slow still. So at most one request of as many is spent on that.
+const unobserved = 200
+
+// shareSpeeds gives each replica that has no observations, or a few, the median of
+// those that have: of those that serve one of its models, or else of all. One that is slow
+// and has had none for long is supposed to be as fast as the others of its model, for
+// one request.
 func (f *fleet) shareSpeeds() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var all speeds
 	byModel := map[string]*speeds{}
 	var lacking []*member
-	for _, m := range f.members {
+	total := 0
+	estimates := make([]policy.Estimate, len(f.members))
+	for i, m := range f.members {
 		e := m.replica.Calibration().Estimate()
-		if e.Samples == 0 {
-			lacking = append(lacking, m)
-		}
+		estimates[i], total = e, total+e.Samples
 		if e.Samples < leastSamples {
+			lacking = append(lacking, m)
 			continue
 		}
 		all.add(&e)
@@ -61,4 +70,30 @@ func (f *fleet) shareSpeeds() {
 		}
 		m.replica.Calibration().SetPrior(of.median())
 	}
+	now, typical := time.Now(), policy.Prefill(1000, 1000)
+	for i, m := range f.members {
+		e := &estimates[i]
+		if others := total - e.Samples; e.Samples != m.samples || others < m.others {
+			m.samples, m.others = e.Samples, others
+		}
+		if ahead, _ := m.replica.Backlog().Ahead(&e.Speed, now); e.Samples == 0 || total-e.Samples-m.others < unobserved || ahead.Prompts > 0 {
+			continue
+		}
+		var others speeds
+		for k, other := range f.members {
+			if k != i && estimates[k].Samples >= leastSamples && other.sharesModel(m) {
+				others.add(&estimates[k])
+			}
+		}
+		if usual := others.median(); len(others.all) > 0 && usual.Time(typical) < e.Speed.Time(typical) {
+			m.replica.Calibration().Suppose(usual)
+		}
+	}
+}
+
+// sharesModel reports that both serve a model.
+func (m *member) sharesModel(other *member) bool {
+	return slices.ContainsFunc(m.models, func(c card) bool {
+		return slices.ContainsFunc(other.models, func(o card) bool { return o.ID == c.ID })
+	})
 }

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"testing"
+	"time"
 
 	"github.com/inferrail/inferrail/policy"
 )
@@ -35,4 +36,43 @@ func TestSpeedsAreShared(t *testing.T) {
 	f("b", 100e-6) // as the one that serves the first of its models
 	f("c", 400e-6)
 	f("d", 250e-6) // the median of both
+}
+
+// A replica that has proved to be slow, and of which nothing was heard since, is
+// supposed to be as fast as the others, for one request at a time.
+func TestSlowReplicaIsTriedAgain(t *testing.T) {
+	a, b := startEngine(t, 0, "m"), startEngine(t, 0, "m")
+	s := newStage(t, nil, ReplicaConfig{ID: "a", URL: a.URL()}, ReplicaConfig{ID: "b", URL: b.URL()})
+	s.expect("m=a,b")
+	teach := func(id string, n int, perToken float64) {
+		for i := range n {
+			w := policy.Prefill(500+100*(i%20), 0)
+			s.member(id).replica.Calibration().Observe(policy.Observation{Work: w, Seconds: perToken*w.Tokens + 0.01})
+		}
+	}
+	expect := func(when string, perToken float64) {
+		t.Helper()
+		speed := s.member("a").replica.Calibration().Speed()
+		if got, want := speed.Time(policy.Prefill(1000, 0)), perToken*1000+0.01; got < 0.8*want || got > 1.25*want {
+			t.Errorf("%s: it is expected to take %v, want %v", when, got, want)
+		}
+	}
+	teach("a", 100, 1000e-6)
+	teach("b", 100, 100e-6)
+	s.fleet.shareSpeeds()
+	teach("b", unobserved-1, 100e-6)
+	s.fleet.shareSpeeds()
+	expect("too early", 1000e-6)
+	teach("b", 1, 100e-6)
+	var under policy.Entry
+	backlog := s.member("a").replica.Backlog()
+	backlog.Enter(&under, policy.Prefill(1000, 0), true, time.Now(), 1)
+	s.fleet.shareSpeeds()
+	expect("a request is there already", 1000e-6)
+	backlog.Leave(&under, time.Now())
+	s.fleet.shareSpeeds()
+	expect("tried again", 100e-6)
+	teach("a", 1, 1000e-6)
+	s.fleet.shareSpeeds()
+	expect("slow still", 1000e-6)
 }

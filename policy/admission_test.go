@@ -82,7 +82,7 @@ type overload struct {
 	// belief is what waits and times are predicted to be, of what they are.
 	belief float64
 	free   []time.Time // when each replica has done what it has
-	// firsts are the first tokens to come.
+	// firsts are the first tokens to come, the next one first.
 	firsts []firstToken
 
 	taken, refused, inTime int
@@ -104,7 +104,6 @@ func newOverload(r AdmissionRules, replicas int, belief float64) *overload {
 
 // ask is one request.
 func (o *overload) ask(now time.Time) Verdict {
-	slices.SortFunc(o.firsts, func(a, b firstToken) int { return a.at.Compare(b.at) })
 	for len(o.firsts) > 0 && !o.firsts[0].at.After(now) {
 		o.admission.Observe(o.firsts[0].at, o.firsts[0].ttft)
 		o.firsts = o.firsts[1:]
@@ -125,7 +124,8 @@ func (o *overload) ask(now time.Time) Verdict {
 	}
 	o.busy += service
 	o.free[i] = now.Add(wait + service)
-	o.firsts = append(o.firsts, firstToken{o.free[i], wait + service})
+	at, _ := slices.BinarySearchFunc(o.firsts, o.free[i], func(f firstToken, at time.Time) int { return f.at.Compare(at) })
+	o.firsts = slices.Insert(o.firsts, at, firstToken{o.free[i], wait + service})
 	return v
 }
 
@@ -280,5 +280,42 @@ func BenchmarkAdmission(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		a.Admit(now, time.Second, time.Second/8, time.Second)
+	}
+}
+
+// TestAdmissionFavoursPatience: whatever was observed and asked for before, a request
+// that grants more, or would wait less, is not refused where another one is taken.
+func TestAdmissionFavoursPatience(t *testing.T) {
+	for seed := range uint64(300) {
+		// Two that have seen the same.
+		var twins [2]*Admission
+		for i := range twins {
+			rng := rand.New(rand.NewPCG(seed, 6))
+			a := NewAdmission(AdmissionRules{Mode: AdmissionMode(rng.IntN(len(admissionModes))), Percentile: rng.Float64()})
+			now := time.Unix(1e6, 0)
+			for range 50 + rng.IntN(300) {
+				now = now.Add(time.Duration(rng.ExpFloat64() * float64(200*time.Millisecond)))
+				if rng.IntN(2) == 0 {
+					a.Observe(now, time.Duration(rng.ExpFloat64()*float64(time.Second)))
+				} else {
+					wait := time.Duration(rng.IntN(3)) * time.Duration(rng.ExpFloat64()*float64(time.Second))
+					a.Admit(now, wait+time.Second/4, wait, time.Duration(1+rng.IntN(3000))*time.Millisecond)
+				}
+			}
+			a.observed = false // none is taken in spite of all
+			twins[i] = a
+			if i == 0 {
+				continue
+			}
+			wait, budget := time.Duration(rng.IntN(2))*time.Duration(rng.ExpFloat64()*float64(time.Second)), time.Duration(1+rng.IntN(3000))*time.Millisecond
+			fill := time.Duration(rng.IntN(500)) * time.Millisecond
+			less := time.Duration(rng.Float64() * float64(wait))
+			more := budget + time.Duration(rng.IntN(3000))*time.Millisecond
+			one := twins[0].Admit(now, wait+fill, wait, budget)
+			other := twins[1].Admit(now, less+fill, less, more)
+			if !one.Refuse && other.Refuse {
+				t.Fatalf("seed %d: wait %v, budget %v is taken (%s), and %v, %v refused (%s)", seed, wait, budget, one.Reason, less, more, other.Reason)
+			}
+		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"sync/atomic"
 )
 
 // Calibration finds a replica's Speed from Observations. It lives as long as the
@@ -50,6 +51,11 @@ type Calibration struct {
 	strange float64
 	// doubt is how uncertain each factor is: its standard error.
 	doubt vector
+	// supposed is what Suppose was told, until an observation fits what was found
+	// better.
+	supposed Speed
+	// shown: supposed is what Speed says.
+	shown atomic.Bool
 }
 
 const (
@@ -146,15 +152,24 @@ func (k *Calibration) startLocked(prior vector) {
 
 // Observe takes an observation. What cannot be one is left out.
 func (k *Calibration) Observe(o Observation) {
-	if !(o.Seconds >= fastest && o.Seconds <= 3600) || !(o.Work.Prompts >= 0 && o.Work.Prompts <= 1e6) ||
-		!(o.Work.Tokens >= 0 && o.Work.Tokens <= 1e9) || !(o.Work.Attention >= 0 && o.Work.Attention <= 1e14) ||
-		o.Work == (Work{}) {
+	const longest = 1e7 // tokens that a token may have before it
+	if w := &o.Work; !(o.Seconds >= fastest && o.Seconds <= 3600) || !(w.Prompts >= 1 && w.Prompts <= 1e6) ||
+		!(w.Tokens >= 0 && w.Tokens <= 1e9) || !(w.Attention >= 0 && w.Attention <= w.Tokens*longest) {
 		return
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.unit == (vector{}) {
 		k.startLocked(vector{DefaultSpeed.A, DefaultSpeed.B, DefaultSpeed.D})
+	}
+	if k.supposed != (Speed{}) {
+		// Nearer to what was supposed than to what was found?
+		found, supposed := k.predictLocked(&o), max(k.supposed.Time(o.Work), fastest)
+		fits := math.Abs(math.Log(o.Seconds/supposed)) < math.Abs(math.Log(o.Seconds/found))
+		if !fits {
+			k.supposed = Speed{}
+		}
+		k.shown.Store(fits)
 	}
 	k.recent[k.samples%window] = o
 	k.samples++
@@ -170,6 +185,34 @@ func (k *Calibration) Observe(o Observation) {
 	} else {
 		k.learnLocked(&o)
 	}
+	k.showLocked()
+}
+
+// Suppose lets Speed be s, for one prompt, although something else was found. A
+// replica that has proved to be slow gets nothing any more where others do, and so
+// whether it is slow still would never be known. If the observation of that prompt
+// fits s better than what was found, the next is for s again, until enough of them
+// are a change; else all is as before. The agent calls it when nothing was observed
+// for long and nothing is under way.
+func (k *Calibration) Suppose(s Speed) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if sum := s.A + s.B + s.D; k.samples == 0 || !(sum > 0) || math.IsInf(sum, 1) {
+		return
+	}
+	k.supposed = s
+	k.shown.Store(true)
+	k.showLocked()
+}
+
+// Sent tells that a prompt was sent to the replica: the one that Suppose is for.
+func (k *Calibration) Sent() {
+	if !k.shown.Load() {
+		return
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.shown.Store(false)
 	k.showLocked()
 }
 
@@ -265,14 +308,24 @@ func (k *Calibration) rescaleLocked() {
 			}
 		}
 	}
-	k.evidence = k.information.times(k.factor)
 	k.errors, k.lean = errorWindow{}, 0
 	// Those that are as far off as before are from before the change.
 	var of [window]bool
+	fit := 0
 	for i := range n {
 		r := k.ratioLocked(i)
-		of[i] = first || r < 1.25 && r > 1/1.25
+		if of[i] = first || r < 1.25 && r > 1/1.25; of[i] {
+			fit++
+		}
 	}
+	if fit < window/2 && !first {
+		// Nor are the proportions what they were.
+		k.information = matrix{}
+		for i := range of {
+			of[i] = true
+		}
+	}
+	k.evidence = k.information.times(k.factor)
 	for i := range n {
 		if of[i] {
 			k.learnLocked(&k.recent[i])
@@ -396,6 +449,9 @@ func (k *Calibration) speedLocked() Speed {
 
 func (k *Calibration) showLocked() {
 	s := k.speedLocked()
+	if k.shown.Load() {
+		s = k.supposed
+	}
 	n := k.view.begin()
 	for i, c := range [...]float64{s.A, s.B, s.D} {
 		n[i].Store(math.Float64bits(c))

@@ -514,6 +514,32 @@ func TestCalibrationPrior(t *testing.T) {
 	f(Speed{A: 7e-3, B: 7e-8, D: 7e-2}, truth)
 }
 
+// What cannot be an observation is not taken for one.
+func TestCalibrationRefuses(t *testing.T) {
+	k := new(Calibration)
+	f := func(w Work, seconds float64, want int) {
+		t.Helper()
+		k.Observe(Observation{Work: w, Seconds: seconds})
+		if got := k.Estimate().Samples; got != want {
+			t.Errorf("%+v in %v s: %d samples, want %d", w, seconds, got, want)
+		}
+	}
+	nan, inf := math.NaN(), math.Inf(1)
+	for _, x := range []float64{nan, inf, -inf, -1} {
+		f(Work{x, 100, 5000}, 0.1, 0)
+		f(Work{1, x, 5000}, 0.1, 0)
+		f(Work{1, 100, x}, 0.1, 0)
+		f(Work{1, 100, 5000}, x, 0)
+	}
+	f(Work{}, 0.1, 0)
+	f(Work{1, 100, 5000}, 0, 0)
+	f(Work{0, 100, 5000}, 0.1, 0)
+	f(Work{1, 0, 5000}, 0.1, 0)
+	f(Work{1, 100, 5000}, 1e6, 0)
+	f(Work{1, 100, 5000}, 0.1, 1)
+	f(Work{1, 0, 0}, 0.01, 2)
+}
+
 func TestMedianSpeed(t *testing.T) {
 	f := func(want Speed, speeds ...Speed) {
 		t.Helper()
@@ -540,8 +566,8 @@ func FuzzCalibration(f *testing.F) {
 	}
 	add(1, 100, 5000, 0.01, 1, 1000, 500000, 0.1)
 	add(math.NaN(), 1, 1, 1, 1, math.Inf(1), 1, 1, 1, 1, 1, math.NaN(), -1, 1, 1, 1)
-	add(0, 1, 0, 3600, 0, 1, 0, 3600, 0, 1, 0, 3600, 0, 1e-300, 0, 3600)
-	add(1e6, 1e9, 1e14, 1e-6, 1e6, 1e9, 1e14, 1e-6, 1e6, 1e9, 1e14, 1e-6)
+	add(1, 1, 0, 3600, 1, 1, 0, 3600, 1, 1, 0, 3600, 1, 1e-300, 0, 3600)
+	add(1e6, 1e9, 1e16, 1e-6, 1e6, 1e9, 1e16, 1e-6, 1, 1e-9, 1e-3, 1e-6, 1, 0, 0, 3600)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		k := new(Calibration)
 		for rounds := 0; rounds < 20; rounds++ {
@@ -568,7 +594,7 @@ func FuzzCalibration(f *testing.F) {
 		// And it learns again.
 		truth := speeds[0]
 		r := rand.New(rand.NewPCG(9, 9))
-		for range 4000 {
+		for range 20 * memory {
 			k.Observe(noisy(truth, realistic(r), 0.01, r))
 		}
 		for range 20 {
@@ -634,4 +660,44 @@ func BenchmarkMedianSpeed(b *testing.B) {
 	for range b.N {
 		MedianSpeed(of)
 	}
+}
+
+// What is supposed of a slow replica holds for one prompt. Still slow, all is as
+// before; fast again, the next one is supposed to be so too, until that is known.
+func TestCalibrationSupposes(t *testing.T) {
+	slow, fast := Speed{600e-6, 0, 50e-3}, Speed{60e-6, 0, 5e-3}
+	var k Calibration
+	observe := func(s Speed, tokens int) {
+		w := Prefill(tokens, 0)
+		k.Observe(Observation{Work: w, Seconds: s.Time(w)})
+	}
+	seconds := func() float64 { s := k.Speed(); return s.Time(Prefill(1000, 0)) }
+	expect := func(when string, s Speed) {
+		t.Helper()
+		if got, want := seconds(), s.Time(Prefill(1000, 0)); got < 0.8*want || got > 1.25*want {
+			t.Fatalf("%s: %v s for a prompt, want %v", when, got, want)
+		}
+	}
+	k.Suppose(fast)
+	expect("nothing was observed", DefaultSpeed)
+	for i := range 200 {
+		observe(slow, 200+100*(i%20))
+	}
+	expect("slow", slow)
+	k.Suppose(Speed{})
+	expect("nothing is supposed", slow)
+	k.Suppose(fast)
+	expect("supposed", fast)
+	k.Sent()
+	expect("one is under way", slow)
+	observe(slow, 900)
+	expect("slow still", slow)
+	k.Suppose(fast)
+	for i := range 2 * window {
+		expect("supposed again", fast)
+		k.Sent()
+		observe(fast, 200+100*i)
+	}
+	k.Suppose(Speed{A: math.NaN()})
+	expect("fast", fast)
 }

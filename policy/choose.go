@@ -53,6 +53,7 @@ func Choose(p Policy, r *Request, candidates []Candidate, costs []float64) Choic
 	if !(slack > 0) {
 		slack = 0
 	}
+	slack = min(slack, math.MaxFloat64)
 	var f finalists
 	f.lowest(costs, slack)
 	if f.least == math.Inf(1) {

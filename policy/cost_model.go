@@ -7,16 +7,17 @@ import (
 
 // CostModel is the default policy: the expected time to first token, in seconds,
 // and what the request takes from others. It is immutable once it scores; Score and
-// AppendTerms may be called from any goroutine. The zero value weighs only the wait
-// and the load from lower tiers; NewCostModel returns one with its weights.
+// AppendTerms may be called from any goroutine. The zero value weighs only the wait;
+// NewCostModel returns one with its weights.
 //
 //	cost = (wait + prefill + own_work + load + interference) / share + overload
 //
 //	wait          until the prompts ahead are prefilled
 //	prefill       of what is not cached, by the replica's Speed
-//	own_work      (OwnWork - 1 + OwnWorkBusy · busy¹⁶) · prefill: where all have
-//	              something to do, it also delays those who come after. busy is the
-//	              part of the candidates that have prompts to prefill
+//	own_work      (OwnWork - 1 + OwnWorkBusy · busy) · prefill: it also delays those
+//	              who come after, where all have much to do. busy is w / (w + T/10),
+//	              of the shortest wait w of all and the least time T for so many
+//	              tokens
 //	load          of what is cached in the host's memory or on disk; never more than
 //	              it would take to compute it
 //	interference  Interference · sequences that are generated there · prefill
@@ -32,7 +33,7 @@ import (
 // whose cost is no number, or is below zero, is excluded.
 type CostModel struct {
 	// OwnWork is by how much the prefill counts where there are idle replicas, and
-	// OwnWorkBusy by how much more where there are none.
+	// OwnWorkBusy by how much more, at most, where there are none.
 	OwnWork, OwnWorkBusy float64
 	// LoadCPU and LoadDisk are seconds for each token that is loaded from the
 	// host's memory, and from disk or farther.
@@ -75,24 +76,29 @@ const overloadFree = 8
 // its KV: 2,000 tokens of 128 KiB at 2 TB/s are 130 us, 200 steps of that 26 ms.
 //
 // The weights of one's own work and of interference are those with which the replay
-// (replay_test.go) went best in 59 scenes: ten workloads, recorded and made, before 2
-// to 32 replicas, one of them slow, decoding in the way or not, up to where not all
-// can be served in time. Time to first token over the least that any weights had in
-// the scene, geometric mean and worst:
+// (make replay) went best in 66 scenes: nine workloads, recorded and made, before 2 to
+// 32 replicas, one of them slow, decoding in the way or not, up to where not all can
+// be served in time; what replicas are like is learned as it goes. Time to first token
+// over the least that any weights had in the scene, geometric mean and worst:
 //
-//	                                     p50          p99          mean
-//	lmetric                              1.22 22.6    1.32 18.7    1.22 22.5
-//	1                                    1.16  8.4    1.08  7.3    1.11  9.3
-//	1.5                                  1.13  2.8    1.12  4.1    1.12  4.3
-//	2                                    1.16  8.9    1.16  3.0    1.16  5.9
-//	3                                    1.18 11.7    1.22  3.4    1.21  9.2
-//	1 + 3·busy²                          1.09  2.7    1.07  1.8    1.08  3.0
-//	1 + 3·busy⁸                          1.07  1.6    1.04  1.3    1.04  1.3
-//	1 + 3·busy⁸, interference 0.01       1.05  1.3    1.05  1.2    1.04  1.3
-//	1 + 3·busy¹⁶, interference 0.01      1.04  1.4    1.05  1.3    1.03  1.2
-//	0.9 + 3·busy¹⁶, interference 0.01    1.04  1.3    1.04  1.1    1.02  1.1
-//	0.9 + 5·busy¹⁶, interference 0.01    1.03  1.2    1.04  1.1    1.02  1.1
-//	0.7 + 5·busy¹⁶, interference 0.01    1.05  1.3    1.06  1.4    1.03  1.2
+//	own work                              p50          p99          mean
+//	1, interference 0                     1.16  5.2    1.06  5.0    1.10  6.5
+//	1.5, interference 0                   1.16  3.5    1.11  2.1    1.12  3.2
+//	2, interference 0                     1.18  8.5    1.13  2.3    1.15  6.0
+//	3, interference 0                     1.22 12.0    1.22  3.4    1.23  9.0
+//	0.9                                   1.11  3.3    1.03  1.3    1.05  1.7
+//	0.9 + 2·busy¹⁶                        1.06  1.9    1.04  1.2    1.03  1.2
+//	0.9 + 4·busy¹⁶                        1.04  1.3    1.05  1.3    1.02  1.1
+//	0.9 + 6·busy¹⁶                        1.04  1.3    1.06  1.3    1.03  1.1
+//	  and 4, interference 0               1.07  1.8    1.05  1.3    1.04  1.3
+//	  and 4, interference 0.02            1.04  1.7    1.07  1.3    1.03  1.1
+//	  and 4, no slack                     1.06  1.9    1.03  1.2    1.02  1.2
+//	  and 4, slack of 10 %                1.04  1.5    1.08  1.2    1.03  1.1
+//	  and 4, overload 0                   1.05  1.9    1.05  1.3    1.03  1.2
+//
+// Tried as well, and lost: 1 + 2·busy² (1.09, 1.07, 1.08), by which a fleet that is
+// half busy counts its work as if it were scarce, and 1 + 4·busy⁴ with busy by how
+// long the waits are, instead of how many there are (1.08, 1.05, 1.05).
 //
 // With 1 alone a fleet near its limit computes too much twice, and is soon beyond it;
 // with 2 alone a prefix that many ask for stays with few replicas, whose queues are
@@ -146,7 +152,7 @@ func (m *CostModel) score(r *Request, candidates []Candidate, costs []float64, k
 	for i := range candidates {
 		c := &candidates[i]
 		cached := min(c.Cached, tokens)
-		lower |= c.CachedGPU - cached
+		lower |= c.CachedGPU | (c.CachedGPU - cached)
 		held, a := float64(cached), c.Speed.A
 		fill := (all-held)*(a+c.Speed.B*(0.5*(all+held))) + c.Speed.D
 		cost := (own+interference*float64(c.Decoding))*fill + c.Wait
@@ -184,7 +190,7 @@ const infinite = int64(0x7ff0_0000_0000_0000)
 
 // ownWork is by how much the prefill counts in all.
 func (m *CostModel) ownWork(r *Request, candidates []Candidate) float64 {
-	if m.OwnWorkBusy == 0 || len(candidates) == 0 {
+	if m.OwnWorkBusy == 0 {
 		return m.OwnWork
 	}
 	// Of many, some that lie together stand for all.
@@ -192,21 +198,32 @@ func (m *CostModel) ownWork(r *Request, candidates []Candidate) float64 {
 		first, _ := bits.Mul64(mix(r.Rand), uint64(n-mostCounted+1))
 		candidates = candidates[first:][:mostCounted]
 	}
-	idle := 0
+	wait, each := math.Inf(1), math.Inf(1)
 	for i := range candidates {
-		if !(candidates[i].Wait > 0) {
-			idle++
+		c := &candidates[i]
+		if c.Wait < wait {
+			wait = c.Wait
+		}
+		if c.Speed.A < each {
+			each = c.Speed.A
 		}
 	}
-	b := 1 - float64(idle)/float64(len(candidates))
-	b *= b
-	b *= b
-	b *= b
-	return m.OwnWork + m.OwnWorkBusy*b*b
+	if !(wait > 0) {
+		return m.OwnWork
+	}
+	// It is no number when one of them is infinite.
+	if busy := wait / (wait + max(each, 0)*float64(max(r.Tokens, 0))/busyPart); busy <= 1 {
+		return m.OwnWork + m.OwnWorkBusy*busy
+	}
+	return m.OwnWork + m.OwnWorkBusy
 }
 
-// mostCounted is of how many candidates ownWork counts those that are busy.
+// mostCounted is of how many candidates ownWork looks at.
 const mostCounted = 32
+
+// busyPart: when the shortest wait is such a part of the time for the prompt's tokens,
+// replicas are half busy.
+const busyPart = 10
 
 // addLoad adds to costs, of which least is the least, what loading from lower tiers
 // takes, and returns the least.
@@ -256,14 +273,24 @@ func (m *CostModel) plain(r *Request, candidates []Candidate, costs []float64, o
 func (m *CostModel) load(c *Candidate, cached int, times float64) float64 {
 	gpu := max(c.CachedGPU, 0)
 	cpu := max(min(c.CachedCPU, cached), gpu)
-	return c.tier(gpu, cpu, m.LoadCPU, times) + c.tier(cpu, cached, m.LoadDisk, times)
+	part := m.counted(c)
+	onGPU, onCPU, all := part*float64(gpu), part*float64(cpu), part*float64(cached)
+	return c.tier(onGPU, onCPU, m.LoadCPU, times) + c.tier(onCPU, all, m.LoadDisk, times)
 }
 
 // tier is how long it takes to load the tokens from one on to another, each seconds
 // for each.
-func (c *Candidate) tier(from, to int, each, times float64) float64 {
-	n := float64(to - from)
-	return n * min(each, times*(c.Speed.A+c.Speed.B*(float64(from)+n/2)))
+func (c *Candidate) tier(from, to, each, times float64) float64 {
+	n := to - from
+	return n * min(each, max(times*(c.Speed.A+c.Speed.B*(from+n/2)), 0))
+}
+
+// counted is how much counts of what the candidate has cached.
+func (m *CostModel) counted(c *Candidate) float64 {
+	if c.Exact {
+		return 1
+	}
+	return m.Approximate
 }
 
 // weighed is the candidate's requests, by the time that it takes for a token: so a
@@ -299,12 +326,8 @@ type parts struct {
 
 func (m *CostModel) parts(r *Request, c *Candidate, own float64) (p parts) {
 	cached := min(c.Cached, max(r.Tokens, 0))
-	held := float64(cached)
-	if !c.Exact && m.Approximate < 1 {
-		held *= m.Approximate
-	}
 	p.wait = c.wait()
-	p.prefill = c.Speed.fill(float64(max(r.Tokens, 0)), held)
+	p.prefill = c.Speed.fill(float64(max(r.Tokens, 0)), m.counted(c)*float64(cached))
 	p.ownWork = (own - 1) * p.prefill
 	if c.CachedGPU < cached {
 		p.load = m.load(c, cached, own+m.Interference*float64(c.Decoding))

@@ -151,7 +151,6 @@ func someCandidates(rng *rand.Rand, hostile bool) []Candidate {
 		c.Ahead = Work{number(float64(small())), number(rng.Float64() * 9000), number(rng.Float64() * 1e7)}
 		c.Wait = number(rng.Float64())
 		c.Speed = Speed{number(rng.Float64() * 1e-4), number(rng.Float64() * 1e-9), number(rng.Float64() * 0.01)}
-		c.Speed.A = math.Abs(c.Speed.A)
 		c.Decoding, c.InFlight, c.Queued = count(small()), count(small()), count(small()/4)
 		if rng.IntN(4) == 0 {
 			c.Share = number(rng.Float64())
@@ -244,38 +243,6 @@ func TestPolicyProperties(t *testing.T) {
 // about reports whether sums of the same numbers in another order may be a and b.
 func about(a, b float64) bool {
 	return a == b || math.Abs(a-b) <= 1e-9*max(math.Abs(a), math.Abs(b))
-}
-
-// What explains a cost adds up to it.
-func TestTermsAreTheCost(t *testing.T) {
-	explained := 0
-	for _, p := range every(t) {
-		e, ok := p.(Explainer)
-		if !ok {
-			continue
-		}
-		explained++
-		rng := rand.New(rand.NewPCG(6, 2))
-		for range 2000 {
-			cs, r := someCandidates(rng, false), someRequest(rng)
-			costs := make([]float64, len(cs))
-			p.Score(r, cs, costs)
-			for i := range cs {
-				sum, size := 0.0, 0.0
-				terms := e.AppendTerms(nil, r, cs, i)
-				for _, term := range terms {
-					sum += term.Value
-					size += math.Abs(term.Value)
-				}
-				if sum != costs[i] && !(math.Abs(sum-costs[i]) <= 1e-9*size) {
-					t.Fatalf("%s: %v is %v, not %v", p.Name(), terms, sum, costs[i])
-				}
-			}
-		}
-	}
-	if explained < 3 {
-		t.Errorf("%d policies explain themselves", explained)
-	}
 }
 
 // Replicas that are all alike get the same share of requests that are all different,

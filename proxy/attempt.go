@@ -28,6 +28,7 @@ func (x *exchange) ask() failure {
 		if f := x.choose(); f != none {
 			return f
 		}
+		x.promise()
 		x.decided()
 		x.noteDecision()
 		f := x.attempt()
@@ -129,7 +130,6 @@ func (x *exchange) outcome(f failure) string {
 func (x *exchange) attempt() failure {
 	x.in, x.left, x.cause, x.ttfb = x.in[:0], nil, nil, 0
 	x.predicted = -1
-	x.prefill = prefill{cached: x.picked()}
 	x.up = x.replica.take()
 	for {
 		var f failure

@@ -167,6 +167,9 @@ func (x *exchange) answerSize() int {
 func (r *Replica) describe(c *policy.Candidate, now time.Time) {
 	speed, inside := r.calibration.Speed(), r.InFlight()
 	ahead, wait := r.backlog.Ahead(&speed, now)
+	if w := r.promises.get(); w.Prompts > 0 {
+		ahead, wait = ahead.Plus(w), wait+speed.Time(w)
+	}
 	*c = policy.Candidate{}
 	c.Slot, c.Key, c.Speed, c.Ahead, c.Wait = r.Slot, r.key, speed, ahead, wait
 	c.InFlight, c.Decoding = inside+r.Pending(), max(inside-int(ahead.Prompts), 0)

@@ -196,7 +196,7 @@ func TestCostModelKeepsConversations(t *testing.T) {
 	t.Cleanup(client.CloseIdleConnections)
 	at := map[string]int{}
 	for talk := range 6 {
-		text := fmt.Sprintf("talk %d ", talk) + words(1500)
+		text := fmt.Sprintf("talk %d ", talk) + words(4000)
 		first := ""
 		for turn := range 4 {
 			replica, err := c.stream(client, text, 4)

@@ -206,7 +206,8 @@ func (x *exchange) joinRoom() bool {
 		timeout = defaultWaiting
 	}
 	x.room, x.leaveBy = m, earlier(x.until, time.Now().Add(timeout))
-	x.c.s.waits.add(x.waitKey(), 1)
+	x.waitsAs = x.waitKey()
+	x.c.s.waits.add(x.waitsAs, 1)
 	return true
 }
 
@@ -227,18 +228,23 @@ func (x *exchange) leaveRoom(served bool) {
 		x.room = nil
 		m.leave(x.c, served)
 		x.c.s.rooms.leave(m)
-		x.c.s.waits.add(x.waitKey(), -1)
+		x.c.s.waits.add(x.waitsAs, -1)
 	}
 }
 
 func (x *exchange) waitKey() waitKey { return waitKey{x.model.Name, x.class.Name} }
 
-// tellBudget tells the client when its first token is expected, and of its budget.
+// tellBudget tells the client when its first token was expected when the request
+// was sent to the engine, or refused; and of its budget, in which it has waited
+// before.
 func (x *exchange) tellBudget() {
 	if !x.computes() || x.choice.Index < 0 {
 		return
 	}
-	expected := durationOf(x.expected)
+	expected, waited := durationOf(x.expected), time.Since(x.sent)
+	if at := x.prefill.sent; !at.IsZero() {
+		waited = at.Sub(x.sent)
+	}
 	x.extra = append(x.extra, "x-inferrail-predicted-ms: "...)
 	x.extra = append(strconv.AppendInt(x.extra, expected.Round(time.Millisecond).Milliseconds(), 10), crlf...)
 	if x.budget <= 0 {
@@ -247,7 +253,7 @@ func (x *exchange) tellBudget() {
 	x.extra = append(x.extra, "x-inferrail-budget-ms: "...)
 	x.extra = append(strconv.AppendInt(x.extra, x.budget.Milliseconds(), 10), crlf...)
 	x.extra = append(x.extra, "x-inferrail-over-budget: "...)
-	x.extra = append(strconv.AppendBool(x.extra, expected > x.budget), crlf...)
+	x.extra = append(strconv.AppendBool(x.extra, waited+expected > x.budget), crlf...)
 }
 
 // durationOf is a number of seconds, as far as it is one.

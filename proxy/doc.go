@@ -11,13 +11,16 @@
 //	classify    class.go     whose it is, its class, and the time to first token it is granted
 //	prompt      prompt.go    package prompt renders and tokenizes it as the engine will
 //	look up     cache.go     how much of it each replica holds in its cache (package index)
+//	describe    candidate.go what a policy may know of it (session.go) and of each replica
 //	choose      choice.go    policy.Policy picks a replica, policy.Admission takes the request or not,
 //	                         and it takes a place at the replica's gate (gate.go), or waits (room.go)
 //	connect     upstream.go  an idle connection that looks alive, or a new one (lookup.go: where)
 //	claim       cache.go     what the replica will hold, taken back if it does not answer
+//	expect      prefill.go   the work that it is comes before the replica
 //	send        attempt.go   head and body in one write
 //	first byte  attempt.go   the response's head; head.go says what passes
 //	relay       relay.go     the body: copied by a shard's goroutine, or carried by the kernel
+//	first token prefill.go   seen by first_token.go in the body: what it tells is learned
 //	finish      exchange.go  one deferred call: release, count
 //
 // What is told of a choice is in decision.go, and journal.go keeps the last ones.

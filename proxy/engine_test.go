@@ -181,7 +181,9 @@ func (r *rig) shutdown(d time.Duration) (err error) {
 			if n := replica.InFlight(); n != 0 {
 				r.t.Errorf("replica %s still counts %d requests", replica.ID, n)
 			}
-			if w, _ := replica.backlog.Ahead(&policy.Speed{}, time.Now()); w != (policy.Work{}) || replica.Pending() != 0 {
+			w, _ := replica.backlog.Ahead(&policy.Speed{}, time.Now())
+			s := &replica.promises
+			if s.prompts.Load() != 0 || s.tokens.Load() != 0 || s.attention.Load() != 0 || w != (policy.Work{}) || replica.Pending() != 0 {
 				r.t.Errorf("replica %s still has %+v before it, and %d in line", replica.ID, w, replica.Pending())
 			}
 			replica.Close()

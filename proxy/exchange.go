@@ -93,6 +93,7 @@ type exchange struct {
 	// another one has to make room.
 	taken, leaveBy time.Time
 	room           *room
+	waitsAs        waitKey // what it is counted as there
 	moved          bool
 	displaces      bool
 	model          *Model

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bytes"
+	"fmt"
 	"net"
 	"os"
 	"strings"
@@ -27,19 +28,20 @@ import (
 //
 //	go test -bench ShortAnswer -run xxx ./proxy
 func BenchmarkShortAnswer(b *testing.B) {
-	b.Run("not followed", func(b *testing.B) { benchmarkShortAnswer(b, "", 7, false) })
-	b.Run("no tokenizer", func(b *testing.B) { benchmarkShortAnswer(b, "none", 7, false) })
-	b.Run("simulated", func(b *testing.B) { benchmarkShortAnswer(b, "builtin:sim", 7, false) })
-	b.Run("long", func(b *testing.B) { benchmarkShortAnswer(b, "builtin:sim", 480, false) })
+	b.Run("not followed", func(b *testing.B) { benchmarkShortAnswer(b, "", 7, false, 1) })
+	b.Run("no tokenizer", func(b *testing.B) { benchmarkShortAnswer(b, "none", 7, false, 1) })
+	b.Run("simulated", func(b *testing.B) { benchmarkShortAnswer(b, "builtin:sim", 7, false, 1) })
+	b.Run("long", func(b *testing.B) { benchmarkShortAnswer(b, "builtin:sim", 480, false, 1) })
 	if source := os.Getenv("INFERRAIL_BENCH_TOKENIZER"); source != "" {
-		b.Run("real", func(b *testing.B) { benchmarkShortAnswer(b, source, 7, false) })
+		b.Run("real", func(b *testing.B) { benchmarkShortAnswer(b, source, 7, false, 1) })
 	}
-	b.Run("no tokenizer, looked up", func(b *testing.B) { benchmarkShortAnswer(b, "none", 7, true) })
-	b.Run("simulated, looked up", func(b *testing.B) { benchmarkShortAnswer(b, "builtin:sim", 7, true) })
-	b.Run("long, looked up", func(b *testing.B) { benchmarkShortAnswer(b, "builtin:sim", 480, true) })
+	b.Run("no tokenizer, looked up", func(b *testing.B) { benchmarkShortAnswer(b, "none", 7, true, 1) })
+	b.Run("simulated, looked up", func(b *testing.B) { benchmarkShortAnswer(b, "builtin:sim", 7, true, 1) })
+	b.Run("3 replicas, cost model", func(b *testing.B) { benchmarkShortAnswer(b, "builtin:sim", 7, true, 3) })
+	b.Run("long, looked up", func(b *testing.B) { benchmarkShortAnswer(b, "builtin:sim", 480, true, 1) })
 }
 
-func benchmarkShortAnswer(b *testing.B, source string, sentences int, lookedUp bool) {
+func benchmarkShortAnswer(b *testing.B, source string, sentences int, lookedUp bool, replicas int) {
 	el, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		b.Fatal(err)
@@ -69,16 +71,24 @@ func benchmarkShortAnswer(b *testing.B, source string, sentences int, lookedUp b
 			}()
 		}
 	}()
-	replica, err := NewReplica(0, "e", "http://"+el.Addr().String())
-	if err != nil {
-		b.Fatal(err)
-	}
 	s := New(Limits{}, nil, nil)
-	m := &Model{Name: "m", Policy: policy.LeastRequest{}, Replicas: []*Replica{replica}}
+	m := &Model{Name: "m", Policy: policy.LeastRequest{}}
+	if replicas > 1 {
+		m.Policy = policy.NewCostModel()
+	}
+	for i := range replicas {
+		replica, err := NewReplica(i, fmt.Sprint("e", i), "http://"+el.Addr().String())
+		if err != nil {
+			b.Fatal(err)
+		}
+		m.Replicas = append(m.Replicas, replica)
+	}
 	if lookedUp {
 		x := index.New(index.Config{MaxBytes: 64 << 20})
-		x.Join(0, index.SlotConfig{Model: "m", BlockSize: 16, Capacity: 4096})
-		replica.SetBlock(16)
+		for _, replica := range m.Replicas {
+			x.Join(replica.Slot, index.SlotConfig{Model: "m", BlockSize: 16, Capacity: 4096})
+			replica.SetBlock(16)
+		}
 		m.CacheName, m.Blocks = "m", []int{16}
 		s.SetIndex(x, nil)
 	}
@@ -127,7 +137,9 @@ func benchmarkShortAnswer(b *testing.B, source string, sentences int, lookedUp b
 	b.ReportMetric(float64(processorTime()-began)/float64(n), "cpu-ns/op")
 	c.Close()
 	s.Shutdown(b.Context())
-	replica.Close()
+	for _, replica := range m.Replicas {
+		replica.Close()
+	}
 }
 
 // noChecks is told of prompts and does nothing.

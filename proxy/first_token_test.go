@@ -133,3 +133,60 @@ func BenchmarkFirstToken(b *testing.B) {
 		}
 	}
 }
+
+// naiveFirst looks at a whole body as at lines and events.
+func naiveFirst(body string) sighting {
+	body = strings.ReplaceAll(strings.ReplaceAll(body, "\r\n", "\n"), "\r", "\n")
+	lines := strings.Split(body, "\n")
+	rest := lines[len(lines)-1] // it has no end
+	early, failed, data := false, false, false
+	for _, line := range lines[:len(lines)-1] {
+		if line == "" {
+			if failed {
+				return tokenNever
+			} else if data && !early {
+				return tokenThere
+			}
+			early, failed, data = false, false, false
+			continue
+		}
+		if !isField(line[0]) {
+			return tokenThere
+		}
+		if name, ok := strings.CutPrefix(line, "event:"); ok {
+			switch strings.TrimPrefix(name, " ") {
+			case "ping", "response.created", "response.queued", "response.in_progress":
+				early = true
+			case "error", "response.failed":
+				failed = true
+			}
+		}
+		if value, ok := strings.CutPrefix(line, "data:"); ok {
+			value = strings.TrimPrefix(value, " ")
+			data = true
+			early = early || strings.Contains(line, progressMember)
+			failed = failed || strings.HasPrefix(value, `{"error":`) || value == "[DONE]"
+		}
+	}
+	if rest != "" && !isField(rest[0]) {
+		return tokenThere
+	}
+	return notYet
+}
+
+func FuzzFirstToken(f *testing.F) {
+	f.Add(": x\n\ndata: {}\r\n\r\n", uint8(3))
+	f.Add("event: ping\rdata: {}\r\revent: response.in_progress\ndata: [DONE]\n\n", uint8(1))
+	f.Add("data: {\"a\":\"\",\"prompt_progress\":{}}\n\ndata: {\"error\":1}\n\n", uint8(2))
+	f.Add("data:[DONE]\n\nx", uint8(9))
+	f.Fuzz(func(t *testing.T, body string, piece uint8) {
+		want := naiveFirst(body)
+		for _, n := range []int{int(piece)%17 + 1, len(body) + 1} {
+			for _, m := range []int{0, n%5 + 1} {
+				if got, _ := firstIn(body, n, m); got != want {
+					t.Fatalf("%q in pieces of %d, chunks of %d: %d, want %d", body, n, m, got, want)
+				}
+			}
+		}
+	})
+}

@@ -131,7 +131,9 @@ type Replica struct {
 	backlog     policy.Backlog
 	calibration policy.Calibration
 	filter      policy.Filter
+	promises    promises
 	prompts     promptMean  // that were sent there
+	disturbed   atomic.Bool // backlog was told so
 	tellsCached atomic.Bool // its engine has told what it had cached of a prompt
 	upstream    upstream
 	// addresses is where it can be dialled.
@@ -180,6 +182,7 @@ func (r *Replica) SetLoad(l *policy.Load) {
 	r.load.Store(l)
 	_, waiting := l.Foreign()
 	r.backlog.Disturbed(waiting > 0)
+	r.disturbed.Store(waiting > 0)
 }
 
 // Load is what SetLoad was told last.

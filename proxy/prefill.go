@@ -15,6 +15,11 @@ import (
 // zero value is in none.
 type prefill struct {
 	entry policy.Entry
+	// promised is what it is expected to be to the replica to, which will have it
+	// before it in a moment: it has been chosen, but there is no connection yet. nil
+	// when that is over.
+	to       *Replica
+	promised policy.Work
 	// at is the replica in whose backlog entry is, nil for none; sent is since when.
 	at   *Replica
 	sent time.Time
@@ -39,6 +44,43 @@ type prefill struct {
 	waits bool
 }
 
+// promises are what requests will be to a replica that are going to be sent there,
+// so that those which are chosen for meanwhile know of them. Any goroutine may call
+// its methods. The zero value is none.
+type promises struct{ prompts, tokens, attention atomic.Int64 }
+
+// add adds w, times 1 or -1.
+func (s *promises) add(w policy.Work, sign int64) {
+	s.tokens.Add(sign * int64(w.Tokens))
+	s.attention.Add(sign * int64(w.Attention))
+	s.prompts.Add(sign * int64(w.Prompts))
+}
+
+func (s *promises) get() policy.Work {
+	if s.prompts.Load() == 0 {
+		return policy.Work{}
+	}
+	return policy.Work{Prompts: float64(s.prompts.Load()), Tokens: float64(max(s.tokens.Load(), 0)), Attention: float64(max(s.attention.Load(), 0))}
+}
+
+// promise begins a prefill, at the replica where the request has its place.
+func (x *exchange) promise() {
+	p := &x.prefill
+	*p = prefill{cached: x.picked(), sequences: x.sequences()}
+	if w := x.workWith(p.cached); w.Prompts > 0 {
+		p.to, p.promised = x.replica, w
+		p.to.promises.add(w, 1)
+	}
+}
+
+// redeem ends what promise has begun.
+func (p *prefill) redeem() {
+	if p.to != nil {
+		p.to.promises.add(p.promised, -1)
+		p.to = nil
+	}
+}
+
 // expectPrefill enters the request, which is about to be sent to the replica, in what the
 // replica has before it.
 func (x *exchange) expectPrefill() {
@@ -47,8 +89,8 @@ func (x *exchange) expectPrefill() {
 		p.at.backlog.Leave(&p.entry, now)
 		p.again = true
 	}
+	defer p.redeem()
 	p.at, p.sent = x.replica, now
-	p.sequences = x.sequences()
 	p.exact = x.call.uncached(x.path)
 	if b := x.blocks; b != nil && !p.exact {
 		_, p.exact = b.at(x.replica)
@@ -58,9 +100,14 @@ func (x *exchange) expectPrefill() {
 		p.at = nil // nothing is to be computed
 		return
 	}
+	if r := x.replica; r.disturbed.Load() && !r.load.Load().Fresh(now) {
+		r.disturbed.Store(false)
+		r.backlog.Disturbed(false) // nobody tells that any more
+	}
 	p.streams = x.call.stream || string(x.path) == "/generate_stream"
 	speed := x.replica.calibration.Speed()
 	x.replica.backlog.Enter(&p.entry, p.work, p.streams, now, speed.Time(p.work))
+	x.replica.calibration.Sent()
 	x.replica.prompts.add(p.work.Tokens)
 }
 
@@ -134,6 +181,7 @@ func (x *exchange) tellsCached() bool {
 // leaveBacklog takes the request out of what the replica has before it. It may be
 // called at any time.
 func (x *exchange) leaveBacklog() {
+	x.prefill.redeem()
 	if p := &x.prefill; p.at != nil {
 		p.at.backlog.Leave(&p.entry, time.Now())
 		p.at = nil

@@ -300,6 +300,32 @@ func (p *turnsTold) take() []uint64 {
 	return p.all
 }
 
+// While a connection is being opened the prompt counts as well: those that are
+// chosen for meanwhile must not all go to the same replica.
+func TestPrefillIsPromised(t *testing.T) {
+	r := newRig(t, Limits{ConnectTimeout: time.Hour}, nil, "http://"+fullListener(t))
+	is := func(want int) {
+		t.Helper()
+		eventually(t, 20*time.Second, fmt.Sprintf("%d prompts are before it", want), func() bool {
+			var c policy.Candidate
+			r.replicas[0].describe(&c, time.Now())
+			return int(c.Ahead.Prompts) == want && c.InFlight == want && c.Decoding == 0 && (c.Wait > 0) == (want > 0)
+		})
+	}
+	a, b := r.dial(), r.dial()
+	a.send(post(hello))
+	is(1)
+	b.send(post(hello))
+	is(2)
+	a.Close()
+	is(1)
+	b.Close()
+	is(0)
+	if w := r.replicas[0].promises.get(); w != (policy.Work{}) {
+		t.Errorf("%+v is left", w)
+	}
+}
+
 // A request that is sent again, because the connection had died, is there once, and
 // teaches nothing: how much of the time was the first one's is not known.
 func TestPrefillSentAgain(t *testing.T) {

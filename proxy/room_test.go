@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/http"
 	"slices"
 	"strings"
@@ -601,4 +602,85 @@ func TestWaitsAreCounted(t *testing.T) {
 	}
 	r.serves("busy", "a")
 	r.waiting(0)
+}
+
+// TestRoomUnderRaces: whoever comes, is called, gives up, gives way or is taken at
+// the same time, there are never more than may wait, and nobody waits uncalled.
+func TestRoomUnderRaces(t *testing.T) {
+	const most = 5
+	_, tcp := pair(t)
+	var m room
+	var served, gaveWay, refused atomic.Int64
+	over := make(chan struct{})
+	var news, all sync.WaitGroup
+	news.Go(func() {
+		for {
+			select {
+			case <-over:
+				return
+			default:
+				m.call()
+				time.Sleep(10 * time.Microsecond)
+			}
+		}
+	})
+	for i := range 16 {
+		all.Go(func() {
+			rng := rand.New(rand.NewPCG(uint64(i), 5))
+			c := &conn{tcp: tcp, nudge: make(chan struct{}, 1)}
+			for range 500 {
+				c.x.budget = []time.Duration{0, time.Millisecond, time.Second}[rng.IntN(3)]
+				p := &c.place
+				p.ticket.Class, p.ticket.Tenant, p.ticket.Tokens = rng.IntN(3), string(rune('a'+rng.IntN(3))), rng.IntN(5000)
+				m.passes(p.ticket.Class, c.x.budget)
+				if !m.join(c, most) {
+					refused.Add(1)
+					continue
+				}
+				if n := m.waiting.Load(); n > most {
+					t.Errorf("%d wait", n)
+				}
+				called := m.first(c)
+				for {
+					if p.displaced.Load() {
+						if m.leave(c, false) {
+							t.Error("one that gave way was still in")
+						}
+						gaveWay.Add(1)
+						break
+					}
+					if called || m.called(c) {
+						if rng.IntN(3) > 0 {
+							// It may have had to give way while it was taken.
+							m.leave(c, true)
+							served.Add(1)
+							break
+						}
+						called = false
+						m.pass(c, rng.IntN(2) == 0)
+					}
+					if rng.IntN(1000) == 0 {
+						m.leave(c, false)
+						break
+					}
+					select {
+					case <-c.nudge:
+					case <-time.After(20 * time.Second):
+						t.Error("nobody is called")
+						m.leave(c, false)
+						return
+					}
+				}
+			}
+		})
+	}
+	all.Wait()
+	close(over)
+	news.Wait()
+	if m.waiting.Load() != 0 || m.queue.Len() != 0 {
+		t.Errorf("at the end %d wait", m.queue.Len())
+	}
+	if served.Load() < 500 || gaveWay.Load() == 0 || refused.Load() == 0 {
+		t.Errorf("too little happened: %d served, %d gave way, %d were refused", served.Load(), gaveWay.Load(), refused.Load())
+	}
 }

@@ -150,7 +150,7 @@ func words(r *rand.Rand, n int) string {
 // in caches, and the engines compute far less than with policies that do not know
 // them. Times are logged: they are this machine's.
 func TestCostModelOnChats(t *testing.T) {
-	sessions, turns := 24, 8
+	sessions, turns := 20, 7
 	if os.Getenv("INFERRAIL_SOAK") != "" {
 		sessions, turns = 60, 20
 	}
@@ -170,7 +170,7 @@ func TestCostModelOnChats(t *testing.T) {
 				talk := []message{system}
 				for range turns {
 					// Who has read the answer asks on.
-					time.Sleep(time.Duration(r.IntN(int(400 * time.Millisecond))))
+					time.Sleep(time.Duration(r.IntN(int(300 * time.Millisecond))))
 					talk = append(talk, message{"user", words(r, 60+r.IntN(200))})
 					a, err := f.chat(f.url, talk, 16)
 					if err != nil {
@@ -211,7 +211,7 @@ func TestCostModelOnChats(t *testing.T) {
 // set up with. What the way over HTTP takes is a part of each prompt's own time; it
 // is measured beside it.
 func TestCalibrationOverHTTP(t *testing.T) {
-	requests := 150
+	requests := 110
 	if os.Getenv("INFERRAIL_SOAK") != "" {
 		requests = 1500
 	}

@@ -1,0 +1,298 @@
+package policy
+
+import (
+	"math"
+	"math/big"
+	"math/rand/v2"
+	"slices"
+	"testing"
+)
+
+// referenceCost is the cost of one candidate by what CostModel's comment says, in
+// numbers of 200 bits and without a thought for speed. ok is false for one that is
+// excluded; then cost is what it would be. The numbers have to be sound.
+func referenceCost(m *CostModel, r *Request, cs []Candidate, i int) (cost float64, ok bool) {
+	n := func(x float64) *big.Float { return new(big.Float).SetPrec(200).SetFloat64(x) }
+	add := func(x, y *big.Float) *big.Float { return new(big.Float).SetPrec(200).Add(x, y) }
+	sub := func(x, y *big.Float) *big.Float { return new(big.Float).SetPrec(200).Sub(x, y) }
+	mul := func(x, y *big.Float) *big.Float { return new(big.Float).SetPrec(200).Mul(x, y) }
+	quo := func(x, y *big.Float) *big.Float { return new(big.Float).SetPrec(200).Quo(x, y) }
+	least := func(x, y *big.Float) *big.Float {
+		if x.Cmp(y) < 0 {
+			return x
+		}
+		return y
+	}
+	// compute is how long tokens from one on to another take: each has those before
+	// it to attend to, and itself by half.
+	compute := func(c *Candidate, from, to *big.Float) *big.Float {
+		count := sub(to, from)
+		attention := quo(sub(mul(to, to), mul(from, from)), n(2))
+		return add(mul(n(c.Speed.A), count), mul(n(c.Speed.B), attention))
+	}
+	tokens := n(float64(r.Tokens))
+	c := &cs[i]
+	held := int(math.Min(float64(c.Cached), float64(r.Tokens)))
+	// counted is what counts of so many tokens in the cache.
+	counted := func(held int) *big.Float {
+		if c.Exact {
+			return n(float64(held))
+		}
+		return mul(n(float64(held)), n(m.Approximate))
+	}
+	prefill := add(compute(c, counted(held), tokens), n(c.Speed.D))
+
+	var wait, whole *big.Float
+	for k := range cs {
+		w := n(math.Max(cs[k].Wait, 0))
+		t := mul(n(cs[k].Speed.A), tokens)
+		if wait == nil || w.Cmp(wait) < 0 {
+			wait = w
+		}
+		if whole == nil || t.Cmp(whole) < 0 {
+			whole = t
+		}
+	}
+	times := n(m.OwnWork)
+	if wait.Sign() > 0 {
+		times = add(times, mul(n(m.OwnWorkBusy), quo(wait, add(wait, quo(whole, n(10))))))
+	}
+	times = add(times, mul(n(m.Interference), n(float64(c.Decoding))))
+
+	load := n(0)
+	gpu := min(c.CachedGPU, held)
+	cpu := max(min(c.CachedCPU, held), gpu)
+	for _, tier := range []struct {
+		from, to int
+		each     float64
+	}{{gpu, cpu, m.LoadCPU}, {cpu, held, m.LoadDisk}} {
+		from, to := counted(tier.from), counted(tier.to)
+		load = add(load, least(mul(sub(to, from), n(tier.each)), mul(times, compute(c, from, to))))
+	}
+
+	total := add(add(n(math.Max(c.Wait, 0)), mul(times, prefill)), load)
+	if c.Share > 0 && c.Share < 1 {
+		total = quo(total, n(c.Share))
+	}
+	if len(cs) > 1 {
+		others := n(0)
+		for k := range cs {
+			if k != i {
+				others = add(others, mul(n(cs[k].Speed.A), n(float64(cs[k].InFlight))))
+			}
+		}
+		allowed := add(n(8), quo(mul(n(m.Bound), quo(others, n(float64(len(cs)-1)))), n(c.Speed.A)))
+		if over := sub(n(float64(c.InFlight)), allowed); over.Sign() > 0 {
+			total = add(total, mul(n(m.Overload), over))
+		}
+	}
+	cost, _ = total.Float64()
+	return cost, !(c.KV > m.KVLimit && c.Queued > 0)
+}
+
+// soundCandidates have numbers that can be. Now and then many of them are alike, or
+// have tiers, or are pressed.
+func soundCandidates(rng *rand.Rand, tokens int) []Candidate {
+	cs := make([]Candidate, 1+rng.IntN(1+rng.IntN(30)))
+	tiers, pressed, mixed, many, idle := rng.IntN(2) == 0, rng.IntN(3), rng.IntN(2) == 0, 1+rng.IntN(100), rng.IntN(2) == 0
+	for i := range cs {
+		c := &cs[i]
+		c.Slot, c.Key, c.Exact = i, rng.Uint64(), rng.IntN(2) == 0
+		c.Speed = DefaultSpeed
+		if mixed {
+			f := math.Exp(3 * rng.Float64())
+			c.Speed = Speed{f * 30e-6, f * 1e-9 * rng.Float64(), f * 5e-3 * rng.Float64()}
+		}
+		if rng.IntN(2) == 0 {
+			c.Cached = rng.IntN(2*tokens + 1)
+			c.CachedGPU, c.CachedCPU = c.Cached, c.Cached
+			if tiers {
+				c.CachedCPU = rng.IntN(c.Cached + 1)
+				c.CachedGPU = rng.IntN(c.CachedCPU + 1)
+			}
+		}
+		if !idle || rng.IntN(4) == 0 {
+			c.Wait = rng.ExpFloat64()
+		}
+		c.InFlight = rng.IntN(many)
+		c.Decoding = rng.IntN(c.InFlight + 1)
+		c.Share = []float64{0, 1, 1, 1, 1, rng.Float64()}[rng.IntN(6)]
+		c.KV = rng.Float64()
+		if pressed > 0 && rng.IntN(3) < pressed {
+			c.KV, c.Queued = 0.96, rng.IntN(3)
+		}
+	}
+	return cs
+}
+
+func soundRequest(rng *rand.Rand) *Request {
+	return &Request{Rand: rng.Uint64(), Tokens: rng.IntN(8) * rng.IntN(6000)}
+}
+
+// costModels are the default, and some with weights drawn at random.
+func costModels(rng *rand.Rand) *CostModel {
+	m := NewCostModel()
+	if rng.IntN(3) == 0 {
+		*m = CostModel{1 + rng.Float64(), 5 * rng.Float64(), 1e-4 * rng.Float64(), 1e-4 * rng.Float64(), 0.1 * rng.Float64(),
+			rng.Float64(), 1 + rng.Float64(), 0.1 * rng.Float64(), rng.Float64(), 0.01 * rng.Float64(), 0.1 * rng.Float64()}
+	}
+	return m
+}
+
+// The costs are those of the reference, and so is the choice.
+func TestCostModelReference(t *testing.T) {
+	rng := rand.New(rand.NewPCG(6, 2))
+	excluded, waived := 0, 0
+	for range 1500 {
+		m, r := costModels(rng), soundRequest(rng)
+		cs := soundCandidates(rng, r.Tokens)
+		costs, want, open := make([]float64, len(cs)), make([]float64, len(cs)), false
+		for i := range cs {
+			var ok bool
+			want[i], ok = referenceCost(m, r, cs, i)
+			open = open || ok
+		}
+		if !open {
+			waived++
+		}
+		for i := range cs {
+			if _, ok := referenceCost(m, r, cs, i); open && !ok {
+				want[i] = math.Inf(1)
+				excluded++
+			}
+		}
+		choice := Choose(m, r, cs, costs)
+		for i := range cs {
+			if math.IsInf(want[i], 1) != math.IsInf(costs[i], 1) || math.Abs(costs[i]-want[i]) > 1e-9*want[i] {
+				t.Fatalf("%+v\n%+v\n%+v: candidate %d costs %v, want %v", *m, *r, cs, i, costs[i], want[i])
+			}
+		}
+		least := slices.Min(want)
+		slack := math.Max(m.Slack, m.SlackShare*least)
+		if math.IsInf(want[choice.Index], 1) || want[choice.Index] > (least+slack)*(1+1e-9) {
+			t.Fatalf("%+v: chose %+v of %v", cs, choice, want)
+		}
+	}
+	if excluded == 0 || waived == 0 {
+		t.Errorf("%d were excluded, and %d times all were: too few", excluded, waived)
+	}
+}
+
+// The terms add up to the cost, the usual way and the plain way to score agree, also
+// for numbers that cannot be, and nothing of it is NaN.
+func TestCostModelTerms(t *testing.T) {
+	rng := rand.New(rand.NewPCG(6, 3))
+	for k := range 4000 {
+		m, r := costModels(rng), soundRequest(rng)
+		cs := soundCandidates(rng, r.Tokens)
+		if k%2 == 0 {
+			r, cs = someRequest(rng), someCandidates(rng, true)
+			for i := range cs {
+				if rng.IntN(10) == 0 {
+					cs[i].Speed.A = -cs[i].Speed.A
+				}
+			}
+		}
+		costs, plain := make([]float64, len(cs)), make([]float64, len(cs))
+		m.Score(r, cs, costs)
+		limit := m.KVLimit
+		if slices.Min(costs) == math.Inf(1) || m.plain(r, cs, plain, m.ownWork(r, cs), limit) == math.Inf(1) {
+			limit = math.Inf(1)
+		}
+		m.plain(r, cs, plain, m.ownWork(r, cs), limit)
+		for i, cost := range costs {
+			sum, infinite := 0.0, ""
+			for _, term := range m.AppendTerms(nil, r, cs, i) {
+				if sum += term.Value; math.IsInf(term.Value, 1) {
+					infinite = term.Name
+				}
+			}
+			near := func(x, y float64) bool {
+				return x == y || math.Abs(x-y) <= 1e-9*math.Max(math.Abs(x), math.Abs(y))+1e-12
+			}
+			if !(cost >= 0) || !near(sum, cost) || !near(plain[i], cost) || math.IsInf(cost, 1) != (infinite != "") {
+				t.Fatalf("candidate %d costs %v, plainly %v, the terms %v\n%+v\n%+v\n%+v", i, cost, plain[i], m.AppendTerms(nil, r, cs, i), *m, *r, cs)
+			}
+			if ttft := TTFT(r, &cs[i]); !(ttft >= 0 && ttft <= MostTTFT) {
+				t.Fatalf("%+v: expected after %v", cs[i], ttft)
+			}
+		}
+	}
+}
+
+// At the same rest, more cached never costs more, and more wait, load, decoding or a
+// smaller share never costs less; the same of the time to first token.
+func TestCostModelMonotone(t *testing.T) {
+	rng := rand.New(rand.NewPCG(6, 4))
+	for range 8000 {
+		m, r := costModels(rng), soundRequest(rng)
+		cs := soundCandidates(rng, r.Tokens)
+		i := rng.IntN(len(cs))
+		c := &cs[i]
+		before, costs := make([]float64, len(cs)), make([]float64, len(cs))
+		m.Score(r, cs, before)
+		first, was := TTFT(r, c), *c
+		worse := true
+		switch rng.IntN(6) {
+		case 0:
+			c.Cached += rng.IntN(3000)
+			worse = false
+		case 1: // what was on disk, or nowhere, is on the GPU now
+			c.Cached += rng.IntN(3000)
+			c.CachedCPU = max(c.CachedCPU, c.CachedGPU)
+			c.CachedGPU = min(c.CachedGPU+rng.IntN(3000), c.Cached)
+			c.CachedCPU = max(c.CachedCPU, c.CachedGPU)
+			worse = false
+		case 2:
+			c.Wait += rng.Float64()
+		case 3:
+			c.InFlight += rng.IntN(100)
+		case 4:
+			c.Decoding += rng.IntN(100)
+		case 5:
+			c.Share = cmpShare(c.Share) * rng.Float64()
+		}
+		m.Score(r, cs, costs)
+		less, more := costs[i], before[i]
+		ttftLess, ttftMore := TTFT(r, c), first
+		if worse {
+			less, more, ttftLess, ttftMore = more, less, ttftMore, ttftLess
+		}
+		if less > more*(1+1e-9) || ttftLess > ttftMore*(1+1e-9) {
+			t.Fatalf("%+v\n%+v\nfrom %+v\nto %+v: cost from %v to %v, time to first token from %v to %v", *m, *r, was, *c, before[i], costs[i], first, TTFT(r, c))
+		}
+	}
+}
+
+// cmpShare is what a share stands for.
+func cmpShare(s float64) float64 {
+	if s > 0 && s < 1 {
+		return s
+	}
+	return 1
+}
+
+// A replica by itself is chosen whatever it costs, and the time that it is expected to
+// take is what it takes without anything else in the way.
+func TestTTFT(t *testing.T) {
+	f := func(tokens int, c Candidate, want float64) {
+		t.Helper()
+		if got := TTFT(&Request{Tokens: tokens}, &c); math.Abs(got-want) > 1e-9 {
+			t.Errorf("%d tokens, %+v: %v, want %v", tokens, c, got, want)
+		}
+	}
+	s := Speed{A: 1e-4, B: 1e-8, D: 0.01}
+	f(0, Candidate{Speed: s}, 0.01)
+	f(1000, Candidate{Speed: s}, 0.1+0.005+0.01)
+	f(1000, Candidate{Speed: s, Wait: 2}, 2+0.1+0.005+0.01)
+	f(1000, Candidate{Speed: s, Wait: -2}, 0.1+0.005+0.01)
+	f(1000, Candidate{Speed: s, Cached: 900, CachedGPU: 900, CachedCPU: 900}, 0.01+1e-8*100*950+0.01)
+	f(1000, Candidate{Speed: s, Cached: 900, CachedGPU: 100, CachedCPU: 500}, 0.01+1e-8*100*950+0.01+400*6e-6+400*25e-6)
+	f(1000, Candidate{Speed: s, Cached: 5000, CachedGPU: 5000}, 0.01)
+	f(1000, Candidate{Speed: s, Share: 0.1, Decoding: 50, InFlight: 99}, 0.1+0.005+0.01)
+	f(1000, Candidate{Speed: s, Wait: math.NaN()}, MostTTFT)
+	f(1000, Candidate{Speed: s, Wait: math.Inf(1)}, MostTTFT)
+	f(1000, Candidate{Speed: Speed{A: -1}}, MostTTFT)
+	f(math.MaxInt, Candidate{Speed: s}, MostTTFT)
+	f(math.MinInt, Candidate{Speed: s}, 0.01)
+}
