@@ -37,7 +37,7 @@ func (c *Config) validateDecisions(p *problems) {
 }
 
 // decisionsQueue is how many decisions wait to be written. One of a fleet of 256
-// replicas takes some 100 KB.
+// replicas takes some 200 KB.
 const decisionsQueue = 256
 
 // decisionBatch is about how many bytes are written at one time.
@@ -149,6 +149,7 @@ func (l *decisionLog) write(d *proxy.Decision) {
 	l.buffer = l.buffer[:0]
 	n := uint64(0)
 	for d != nil {
+		d.WorkOut()
 		line, err := json.Marshal(d)
 		if err != nil {
 			l.failed.Add(1)

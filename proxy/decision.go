@@ -107,7 +107,8 @@ type decisionLog struct {
 
 // SetDecisions sends, from now on, sample of all decisions to a channel when their
 // requests are over; nil ends it. A sample of 1 is all. What the channel has no room
-// for is dropped and counted: no request waits. The receiver may keep what it gets.
+// for is dropped and counted: no request waits. The receiver may keep what it gets,
+// and calls WorkOut first.
 func (s *Server) SetDecisions(to chan<- *Decision, sample float64) {
 	if to == nil || !(sample > 0) {
 		s.decisionLog.Store(nil)
@@ -166,6 +167,11 @@ type Decision struct {
 	Shadows     []ShadowDecision `json:"shadows,omitempty"`
 	// Outcome is nil as long as the request is not over.
 	Outcome *DecisionOutcome `json:"outcome,omitempty"`
+
+	// What WorkOut goes by; candidates are the first of Replicas.
+	policy     policy.Policy
+	asked      policy.Request
+	candidates []policy.Candidate
 }
 
 // Considered is one replica in a Decision. Times are expected ones.
@@ -268,8 +274,6 @@ var tiers = [index.Tiers]string{index.GPU: "gpu", index.CPU: "cpu", index.Disk: 
 // left, and with x.replica, if there is one, as the winner.
 func (x *exchange) tell(d *Decision) {
 	p, asked := x.policy(), &x.asked
-	costs := make([]float64, len(x.candidates))
-	p.Score(asked, x.candidates, costs)
 	*d = Decision{
 		Time: time.Now(), RequestID: string(x.id), Path: string(x.path), Model: x.model.Name, Policy: p.Name(),
 		PromptTokens: asked.Tokens, Exact: x.followed && x.promptReason == prompt.Exact,
@@ -300,22 +304,11 @@ func (x *exchange) tell(d *Decision) {
 			held = b.held(x.cache.index, x.places)
 		}
 	}
-	var terms []policy.Term
+	d.policy, d.asked, d.candidates = p, *asked, slices.Clone(x.candidates)
+	d.Replicas = make([]Considered, len(x.places), len(x.model.Replicas))
 	for i, r := range x.places {
-		c := &x.candidates[i]
-		row := Considered{
-			Replica: r.ID, Slot: r.Slot, InFlight: c.InFlight, Pending: r.Pending(),
-			CachedTokens: c.Cached, CacheExact: c.Exact,
-			AheadTokens: math.Round(c.Ahead.Tokens), WaitMS: milliseconds(c.Wait),
-			PrefillMS:  milliseconds(c.Speed.Time(policy.Prefill(asked.Tokens-c.Cached, c.Cached))),
-			ExpectedMS: milliseconds(policy.TTFT(asked, c)),
-			Decoding:   c.Decoding, Queued: c.Queued, KV: c.KV, Share: c.Share,
-			Speed: ConsideredSpeed{round(c.Speed.A * 1e6), round(c.Speed.B * 1e9), round(c.Speed.D * 1e3)},
-			Cost:  Number(costs[i]),
-		}
-		if row.Share == 0 {
-			row.Share = 1
-		}
+		row := &d.Replicas[i]
+		row.Replica, row.Slot, row.Pending = r.ID, r.Slot, r.Pending()
 		if held != nil {
 			for tier, n := range held[i].Blocks {
 				if n > 0 {
@@ -326,20 +319,12 @@ func (x *exchange) tell(d *Decision) {
 				}
 			}
 		}
-		terms = policy.AppendTerms(terms[:0], p, asked, x.candidates, i, float64(row.Cost))
-		for _, t := range terms {
-			row.Terms = append(row.Terms, CostTerm{t.Name, Number(t.Value)})
-			if row.Excluded == "" && math.IsInf(t.Value, 1) {
-				row.Excluded = "by the policy: " + t.Name
-			}
-		}
-		if row.Excluded == "" && !(row.Cost < Number(math.Inf(1))) {
-			row.Excluded = "by the policy"
-		}
 		if r == x.replica {
-			d.Winner, d.PredictedMS = r.ID, row.ExpectedMS
+			d.Winner, d.PredictedMS = r.ID, milliseconds(policy.TTFT(asked, &x.candidates[i]))
 		}
-		d.Replicas = append(d.Replicas, row)
+	}
+	if len(x.places) == len(x.model.Replicas) {
+		return
 	}
 	for _, r := range x.model.Replicas {
 		if slices.Contains(x.places, r) {
@@ -351,6 +336,44 @@ func (x *exchange) tell(d *Decision) {
 		}
 		d.Replicas = append(d.Replicas, Excluded(r, why))
 	}
+}
+
+// WorkOut works out what the candidates' costs are made of. Who gets a Decision from
+// the channel of SetDecisions calls it once, before anything of Replicas is read:
+// for many replicas it takes long, which no request should wait for. Explain has
+// called it.
+func (d *Decision) WorkOut() {
+	p, asked, candidates := d.policy, &d.asked, d.candidates
+	if p == nil {
+		return
+	}
+	costs := make([]float64, len(candidates))
+	p.Score(asked, candidates, costs)
+	var terms []policy.Term
+	for i := range candidates {
+		c, row := &candidates[i], &d.Replicas[i]
+		row.InFlight, row.Decoding, row.Queued, row.KV, row.Share = c.InFlight, c.Decoding, c.Queued, c.KV, c.Share
+		row.CachedTokens, row.CacheExact = c.Cached, c.Exact
+		row.AheadTokens, row.WaitMS = math.Round(c.Ahead.Tokens), milliseconds(c.Wait)
+		row.PrefillMS = milliseconds(c.Speed.Time(policy.Prefill(asked.Tokens-c.Cached, c.Cached)))
+		row.ExpectedMS = milliseconds(policy.TTFT(asked, c))
+		row.Speed = ConsideredSpeed{round(c.Speed.A * 1e6), round(c.Speed.B * 1e9), round(c.Speed.D * 1e3)}
+		row.Cost = Number(costs[i])
+		if row.Share == 0 {
+			row.Share = 1
+		}
+		terms = policy.AppendTerms(terms[:0], p, asked, candidates, i, costs[i])
+		for _, t := range terms {
+			row.Terms = append(row.Terms, CostTerm{t.Name, Number(t.Value)})
+			if row.Excluded == "" && math.IsInf(t.Value, 1) {
+				row.Excluded = "by the policy: " + t.Name
+			}
+		}
+		if row.Excluded == "" && !(costs[i] < math.Inf(1)) {
+			row.Excluded = "by the policy"
+		}
+	}
+	d.policy, d.candidates = nil, nil
 }
 
 // Excluded is a replica that was no candidate, and why.

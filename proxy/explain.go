@@ -40,6 +40,7 @@ func (s *Server) Explain(path string, header http.Header, body []byte) (*Decisio
 	}
 	x.replica = r // for tell only: it is in no gate
 	x.tell(d)
+	d.WorkOut()
 	x.replica = nil
 	switch {
 	case r == nil && full:

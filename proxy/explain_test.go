@@ -288,9 +288,9 @@ func TestDecisionsAreSent(t *testing.T) {
 	const usage = "Do: usage \"prompt_tokens\":23,\"completion_tokens\":1,\"prompt_tokens_details\":{\"cached_tokens\":20}\r\n"
 	c.ask(completion(words(23)+"secret"), "x-request-id: mine\r\n", usage)
 	d := <-to
-	if d.RequestID != "mine" || d.Winner != "e0" || d.Model != "m" || d.Policy != "in_order" || len(d.Replicas) != 2 || d.Outcome == nil ||
+	if d.WorkOut(); d.RequestID != "mine" || d.Winner != "e0" || d.Model != "m" || d.Policy != "in_order" || len(d.Replicas) != 2 || d.Outcome == nil ||
 		d.Outcome.Outcome != "ok" || d.Outcome.Status != 200 || d.Outcome.Attempts != 1 || d.Outcome.FirstTokenMS != nil || d.Outcome.CachedTokens == nil ||
-		*d.Outcome.CachedTokens != 20 || len(d.Shadows) != 1 || d.Shadows[0].Winner != "e1" || d.Shadows[0].Same {
+		*d.Outcome.CachedTokens != 20 || d.Replicas[1].Cost != 1 || len(d.Replicas[1].Terms) != 1 || len(d.Shadows) != 1 || d.Shadows[0].Winner != "e1" || d.Shadows[0].Same {
 		text, _ := json.Marshal(d)
 		t.Errorf("%s", text)
 	}
