@@ -82,23 +82,24 @@ const overloadFree = 8
 // over the least that any weights had in the scene, geometric mean and worst:
 //
 //	own work                              p50          p99          mean
-//	1, interference 0                     1.16  5.2    1.06  5.0    1.10  6.5
-//	1.5, interference 0                   1.16  3.5    1.11  2.1    1.12  3.2
-//	2, interference 0                     1.18  8.5    1.13  2.3    1.15  6.0
-//	3, interference 0                     1.22 12.0    1.22  3.4    1.23  9.0
-//	0.9                                   1.11  3.3    1.03  1.3    1.05  1.7
-//	0.9 + 2·busy¹⁶                        1.06  1.9    1.04  1.2    1.03  1.2
-//	0.9 + 4·busy¹⁶                        1.04  1.3    1.05  1.3    1.02  1.1
-//	0.9 + 6·busy¹⁶                        1.04  1.3    1.06  1.3    1.03  1.1
-//	  and 4, interference 0               1.07  1.8    1.05  1.3    1.04  1.3
-//	  and 4, interference 0.02            1.04  1.7    1.07  1.3    1.03  1.1
-//	  and 4, no slack                     1.06  1.9    1.03  1.2    1.02  1.2
-//	  and 4, slack of 10 %                1.04  1.5    1.08  1.2    1.03  1.1
-//	  and 4, overload 0                   1.05  1.9    1.05  1.3    1.03  1.2
+//	1, interference 0                     1.14  5.1    1.06  5.0    1.10  6.5
+//	1.5, interference 0                   1.14  3.2    1.11  2.1    1.12  3.2
+//	2, interference 0                     1.16  8.6    1.13  2.3    1.15  6.0
+//	3, interference 0                     1.20 12.0    1.22  3.4    1.22  9.0
+//	0.9                                   1.09  3.0    1.03  1.3    1.05  1.7
+//	0.9 + 2·busy                          1.04  1.5    1.03  1.2    1.03  1.2
+//	0.9 + 4·busy                          1.04  1.9    1.04  1.1    1.02  1.1
+//	0.9 + 6·busy                          1.03  1.4    1.04  1.1    1.02  1.1
+//	  and 4, interference 0               1.08  2.3    1.05  1.7    1.05  1.7
+//	  and 4, interference 0.02            1.02  1.4    1.06  1.3    1.02  1.1
+//	  and 4, no slack                     1.05  1.9    1.02  1.3    1.03  1.2
+//	  and 4, slack of 10 %                1.02  1.1    1.06  1.3    1.02  1.1
+//	  and 4, overload 0                   1.03  1.7    1.03  1.1    1.02  1.2
 //
-// Tried as well, and lost: 1 + 2·busy² (1.09, 1.07, 1.08), by which a fleet that is
-// half busy counts its work as if it were scarce, and 1 + 4·busy⁴ with busy by how
-// long the waits are, instead of how many there are (1.08, 1.05, 1.05).
+// Tried as well: 1 + 2·busy² of the part of replicas that have something to do (1.09,
+// 1.07, 1.08), by which a fleet that is half busy counts its work as if it were scarce,
+// and 0.9 + 4·busy¹⁶ of it (1.04, 1.05, 1.02), by which a burst waits at one replica
+// for seconds while the others have hardly anything to do.
 //
 // With 1 alone a fleet near its limit computes too much twice, and is soon beyond it;
 // with 2 alone a prefix that many ask for stays with few replicas, whose queues are
