@@ -10,7 +10,7 @@ import (
 // AppendTerms may be called from any goroutine. The zero value weighs only the wait;
 // NewCostModel returns one with its weights.
 //
-//	cost = (wait + prefill + own_work + load + interference) / share + overload
+//	cost = (wait + prefill + own_work + load + interference) / share + overload + kv_pressure
 //
 //	wait          until the prompts ahead are prefilled
 //	prefill       of what is not cached, by the replica's Speed
@@ -23,10 +23,9 @@ import (
 //	interference  Interference · sequences that are generated there · prefill
 //	share         of a replica that takes only part of its share for a while
 //	overload      of a replica that has far more requests than the others
-//
-// A replica whose KV cache is full while requests wait there is excluded: the engine
-// would preempt sequences that it has begun with, and compute them again. When that
-// excludes all, it excludes none.
+//	kv_pressure   KVPressure where the KV cache is full while requests wait for it: to
+//	              wait there takes longer than the prefill of those ahead, and the
+//	              engine may preempt sequences that it has begun with
 //
 // Times that are not numbers, or are below zero, come from a clock that was set or
 // from a replica's Speed that is broken. A wait below zero is none. A replica
@@ -48,8 +47,9 @@ type CostModel struct {
 	// replica may have, for its speed, and overloadFree more. Each beyond costs
 	// Overload seconds.
 	Bound, Overload float64
-	// KVLimit is how full a KV cache may be when requests wait for it.
-	KVLimit float64
+	// KVLimit is how full a KV cache may be when requests wait for it, and KVPressure
+	// the seconds that it costs where it is fuller.
+	KVLimit, KVPressure float64
 	// Slack is the difference of costs, in seconds, and SlackShare that in parts of
 	// the least one, that makes no difference; the larger counts.
 	Slack, SlackShare float64
@@ -105,6 +105,12 @@ const overloadFree = 8
 // with 2 alone a prefix that many ask for stays with few replicas, whose queues are
 // then as long as it takes to compute it, though others idle. To compute it at one
 // that idles is worth a little more than it costs, for it is there the next time.
+//
+// KVPressure was replayed with caches for 150,000 to 400,000 tokens of sequences that
+// run, in 24 scenes. To exclude replicas with full caches, from 95 % on, is worst, in
+// the mean 1.54 and up to 32 times the least of all: what comes between two reports
+// goes where there is still room, and conversations leave what is cached. Without the
+// term it is 1.08 and 1.8, with 0.1 s 1.08, with 0.3 s 1.07 and 1.8, with 1 s 1.10.
 func NewCostModel() *CostModel {
 	return &CostModel{
 		OwnWork:      0.9,
@@ -115,7 +121,8 @@ func NewCostModel() *CostModel {
 		Approximate:  1,
 		Bound:        2,
 		Overload:     0.025,
-		KVLimit:      0.95,
+		KVLimit:      0.9,
+		KVPressure:   0.3,
 		Slack:        2e-3,
 		SlackShare:   0.05,
 	}
@@ -126,11 +133,9 @@ func (*CostModel) Name() string { return "cost_model" }
 
 // Score implements Policy.
 func (m *CostModel) Score(r *Request, candidates []Candidate, costs []float64) (slack float64) {
-	least := m.score(r, candidates, costs, m.KVLimit)
+	least := m.score(r, candidates, costs)
 	if least == math.Inf(1) {
-		if least = m.score(r, candidates, costs, math.Inf(1)); least == math.Inf(1) {
-			return 0
-		}
+		return 0
 	}
 	return max(m.Slack, m.SlackShare*least)
 }
@@ -139,7 +144,7 @@ func (m *CostModel) Score(r *Request, candidates []Candidate, costs []float64) (
 // a microsecond, so the usual case has no branch that is hard to foretell: what does
 // not occur in most fleets is found out by the way, and left to others. parts and
 // plain say the same in plain words.
-func (m *CostModel) score(r *Request, candidates []Candidate, costs []float64, kvLimit float64) (least float64) {
+func (m *CostModel) score(r *Request, candidates []Candidate, costs []float64) (least float64) {
 	costs = costs[:len(candidates)]
 	own, interference := m.ownWork(r, candidates), m.Interference
 	tokens := max(r.Tokens, 0)
@@ -164,16 +169,17 @@ func (m *CostModel) score(r *Request, candidates []Candidate, costs []float64, k
 		sum += s
 		mostBits = max(mostBits, int64(math.Float64bits(s)))
 		inFlight |= c.InFlight
-		if c.KV > kvLimit && c.Queued > 0 {
-			cost = math.Inf(1)
+		costBits := int64(math.Float64bits(cost))
+		odd |= int64(math.Float64bits(c.Wait)) | costBits | (infinite - costBits)
+		if c.KV > m.KVLimit && c.Queued > 0 {
+			cost += m.KVPressure
+			costBits = int64(math.Float64bits(cost))
 		}
 		costs[i] = cost
-		costBits := int64(math.Float64bits(cost))
 		leastBits = min(leastBits, costBits)
-		odd |= int64(math.Float64bits(c.Wait)) | (infinite - costBits)
 	}
 	if odd < 0 || inFlight < 0 || leastBits < 0 || !(math.Abs(sum) < math.Inf(1)) || m.Approximate < 1 {
-		return m.plain(r, candidates, costs, own, kvLimit)
+		return m.plain(r, candidates, costs, own)
 	}
 	least = math.Float64frombits(uint64(leastBits))
 	if lower < 0 {
@@ -256,13 +262,13 @@ func (m *CostModel) addOverload(candidates []Candidate, costs []float64, sum flo
 }
 
 // plain is score for any numbers.
-func (m *CostModel) plain(r *Request, candidates []Candidate, costs []float64, own, kvLimit float64) (least float64) {
+func (m *CostModel) plain(r *Request, candidates []Candidate, costs []float64, own float64) (least float64) {
 	sum := weighed(candidates)
 	for i := range candidates {
 		c := &candidates[i]
 		costs[i] = math.Inf(1)
-		if p := m.parts(r, c, own); p.valid() && !(c.KV > kvLimit && c.Queued > 0) {
-			costs[i] = p.sum() + m.overload(c, sum, len(candidates))
+		if p := m.parts(r, c, own); p.valid() {
+			costs[i] = p.sum() + m.overload(c, sum, len(candidates)) + m.pressure(c)
 		}
 	}
 	return lowest(costs)
@@ -348,19 +354,14 @@ func (p *parts) sum() float64 {
 func (p *parts) valid() bool { s := p.sum(); return s >= 0 && s < math.Inf(1) }
 
 // AppendTerms implements Explainer: the terms as in CostModel's comment, and of a
-// candidate that is excluded kv_pressure, or invalid alone.
+// candidate that is excluded invalid alone.
 func (m *CostModel) AppendTerms(dst []Term, r *Request, candidates []Candidate, i int) []Term {
 	c, own := &candidates[i], m.ownWork(r, candidates)
 	p := m.parts(r, c, own)
 	if !p.valid() {
 		return append(dst, Term{"invalid", math.Inf(1)})
 	}
-	waived := true
-	for k := range candidates {
-		o := m.parts(r, &candidates[k], own)
-		waived = waived && (!o.valid() || m.pressed(&candidates[k]))
-	}
-	dst = append(dst,
+	return append(dst,
 		Term{"wait", p.wait},
 		Term{"prefill", p.prefill},
 		Term{"own_work", p.ownWork},
@@ -368,15 +369,17 @@ func (m *CostModel) AppendTerms(dst []Term, r *Request, candidates []Candidate, 
 		Term{"interference", p.interference},
 		Term{"share", p.share},
 		Term{"overload", m.overload(c, weighed(candidates), len(candidates))},
+		Term{"kv_pressure", m.pressure(c)},
 	)
-	if m.pressed(c) && !waived {
-		dst = append(dst, Term{"kv_pressure", math.Inf(1)})
-	}
-	return dst
 }
 
-// pressed reports that requests wait for room in a KV cache that is full.
-func (m *CostModel) pressed(c *Candidate) bool { return c.KV > m.KVLimit && c.Queued > 0 }
+// pressure is what it costs that requests wait for room in a KV cache that is full.
+func (m *CostModel) pressure(c *Candidate) float64 {
+	if c.KV > m.KVLimit && c.Queued > 0 {
+		return m.KVPressure
+	}
+	return 0
+}
 
 // MostTTFT is the most that TTFT says: a day.
 const MostTTFT = 24 * 60 * 60

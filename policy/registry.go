@@ -55,13 +55,14 @@ func costModelWeights() []weight {
 		{"bound", m.Bound, 1, inf},
 		{"overload", m.Overload, 0, inf},
 		{"kv_limit", m.KVLimit, 0, inf},
+		{"kv_pressure", m.KVPressure, 0, inf},
 		{"slack", m.Slack, 0, inf},
 		{"slack_share", m.SlackShare, 0, inf},
 	}
 }
 
 func newCostModel(w []float64) Policy {
-	return &CostModel{w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], w[8], w[9], w[10]}
+	return &CostModel{w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], w[8], w[9], w[10], w[11]}
 }
 
 // New returns the policy of a name, with the weights that are given in place of

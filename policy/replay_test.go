@@ -389,6 +389,11 @@ func scenes(t testing.TB, more bool) []scene {
 	}
 	add(conversation.faster(2.6), conversation.faster(3), synthetic.faster(2), synthetic.faster(3),
 		chats().faster(1.3), chats().faster(1.6), hotPrefix().faster(1.2), bursts().faster(1.5), systemPrompt().faster(1.4))
+	small := interfering
+	small.kv = 300_000
+	for _, tr := range []*trace{conversation, chats(), hotPrefix(), bursts()} {
+		out = append(out, scene{tr.name + ", full caches", tr, alike(8, small), nil})
+	}
 	for _, n := range []int{2, 4, 32} {
 		for _, tr := range []*trace{conversation, conversation.faster(1.8), synthetic, chats(), hotPrefix(), bursts(), unshared()} {
 			out = append(out, scene{fmt.Sprintf("%s, %d replicas", tr.name, n), tr.faster(float64(n) / 8), alike(n, reference), nil})
@@ -482,6 +487,23 @@ func TestReplayWrongCacheSize(t *testing.T) {
 	right, half, twice := run(4000), run(2000), run(8000)
 	if half.mean > 1.35*right.mean || twice.mean > 1.1*right.mean {
 		t.Errorf("%v; half the size %v, twice %v", right, half, twice)
+	}
+}
+
+// Engines whose KV caches are too small for the load make requests wait for others to
+// end, which no queue of prompts tells. Conversations stay with what is cached all
+// the same, and the default stays ahead.
+func TestReplayFullCaches(t *testing.T) {
+	for _, tr := range []*trace{chats(), bursts()} {
+		small := interfering
+		small.kv = 300_000
+		run := func(p Policy) *outcome {
+			return (&replay{policy: p, fleet: alike(8, small)}).run(tr)
+		}
+		o, other := run(NewCostModel()), run(LMetric{})
+		if o.mean > other.mean || o.hit < other.hit {
+			t.Errorf("%s: %v; lmetric is %v", tr.name, o, other)
+		}
 	}
 }
 
@@ -627,6 +649,9 @@ func compareWeights(t *testing.T, known bool) {
 	}
 	for _, overload := range []float64{0, 0.1} {
 		add(fmt.Sprint("overload=", overload))
+	}
+	for _, pressure := range []float64{0, 0.1, 1, 3} {
+		add(fmt.Sprint("kv_pressure=", pressure))
 	}
 	all := scenes(t, true)
 	for _, w := range list {
