@@ -385,7 +385,8 @@ func (x *exchange) undoClaims() {
 }
 
 // prefilled tells the index that the engine has begun to answer. It does not run
-// on the relay's goroutine, which must not wait for whoever changes the index.
+// on the relay's goroutine, which must not wait for whoever changes the index; see
+// tellPrefilled.
 func (x *exchange) prefilled() {
 	now := time.Now()
 	for i := range x.claims {

@@ -586,6 +586,24 @@ func (x *exchange) takePrefilled() {
 	}
 }
 
+// tellPrefilled does the same for the relay, on the shard's goroutine and under the
+// relay's mu, while the exchange's goroutine waits for the end of the response. It
+// reports false when that would keep other responses waiting: it is left to the
+// exchange then.
+func (x *exchange) tellPrefilled(at time.Time) bool {
+	switch len(x.claims) {
+	case 0:
+	case 1:
+		if !x.cache.index.TryPrefilled(&x.claims[0], at) {
+			return false
+		}
+	default:
+		return false
+	}
+	x.firstToken(at)
+	return true
+}
+
 // account sums up what the relay and the kernel have done. The relay is over.
 func (x *exchange) account() {
 	if r := &x.relay; r.splice != nil {
