@@ -390,8 +390,7 @@ func (x *exchange) undoClaims() {
 // prefilled tells the index that the engine has begun to answer. It does not run
 // on the relay's goroutine, which must not wait for whoever changes the index; see
 // tellPrefilled.
-func (x *exchange) prefilled() {
-	now := time.Now()
+func (x *exchange) prefilled(now time.Time) {
 	for i := range x.claims {
 		x.cache.index.Prefilled(&x.claims[i], now)
 	}
@@ -399,7 +398,7 @@ func (x *exchange) prefilled() {
 
 // releaseClaims tells the index that the request is over, whose answer had so
 // many tokens; -1 is not known.
-func (x *exchange) releaseClaims(tokens int) {
+func (x *exchange) releaseClaims(tokens int, now time.Time) {
 	if len(x.claims) == 0 {
 		return
 	}
@@ -407,7 +406,6 @@ func (x *exchange) releaseClaims(tokens int) {
 		// How many each of several choices had is not told.
 		tokens /= len(x.claims)
 	}
-	now := time.Now()
 	for i := range x.claims {
 		x.cache.index.Release(&x.claims[i], tokens, now)
 	}

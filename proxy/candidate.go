@@ -28,6 +28,7 @@ var decisions = sync.Pool{New: func() any { return new(decision) }}
 func (x *exchange) pick(line bool) (r *Replica, full bool) {
 	x.takeDecision()
 	now, learns := time.Now(), x.model.learns()
+	x.pickedAt = now
 	for _, r := range x.model.Replicas {
 		if len(x.tried) > 0 && slices.Contains(x.tried, r) {
 			continue
