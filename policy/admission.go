@@ -263,6 +263,9 @@ type AdmissionState struct {
 	// many; both are 0 when there is none.
 	Observed time.Duration
 	Samples  int
+	// LateFor is for how long still requests are taken to be late whose budget is at
+	// most LateBudget, even where Observed is below that by now; 0 when they are not.
+	LateFor, LateBudget time.Duration
 }
 
 // State is what it knows at a time.
@@ -270,6 +273,9 @@ func (a *Admission) State(now time.Time) AdmissionState {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	s := AdmissionState{Mode: a.rules.Mode.String(), Percentile: a.rules.percentile(), Window: a.rules.window()}
+	if late := a.lateUntil.Sub(now); late > 0 && a.rules.Mode == Empirical {
+		s.LateFor, s.LateBudget = late, a.lateBudget
+	}
 	var times []time.Duration
 	for i, at := range a.at[:a.n] {
 		if at >= now.UnixNano()-int64(s.Window) {

@@ -67,7 +67,11 @@ func TestAdmission(t *testing.T) {
 				d.Fatalf(t, "unknown command %s", d.Cmd)
 			}
 			s := a.State(now)
-			return fmt.Sprintf("%s: p%.0f of %d is %v", s.Mode, 100*s.Percentile, s.Samples, s.Observed)
+			text := fmt.Sprintf("%s: p%.0f of %d is %v", s.Mode, 100*s.Percentile, s.Samples, s.Observed)
+			if s.LateFor > 0 {
+				text += fmt.Sprintf("; late for %v, up to a budget of %v", s.LateFor, s.LateBudget)
+			}
+			return text
 		})
 	})
 }

@@ -132,23 +132,31 @@ func (f *finalists) add(costs []float64, i int, slack float64) {
 // which it counts.
 func (f *finalists) best(candidates []Candidate, costs []float64, rand uint64) (index, ties int) {
 	costs = costs[:len(candidates)]
-	n := len(candidates)
-	if !f.many {
+	n, many, bar := len(candidates), f.many, f.bar
+	if !many {
 		n = f.n
 	}
 	var first, most int
 	var least float64
+	b := &candidates[0] // the best so far, when there are ties
 	for k := range n {
-		i := f.at(k)
-		if !(costs[i] <= f.bar) {
+		i := k
+		if !many {
+			i = int(f.near[k])
+		}
+		if !(costs[i] <= bar) {
 			continue
 		}
 		c := &candidates[i]
+		if ties > 0 && c.InFlight == b.InFlight && c.Cached == b.Cached && c.Share == b.Share {
+			ties++ // as all are in a fleet that idles
+			continue
+		}
 		cached, load := f.cached(c), c.load()
 		if ties > 0 && cached == most && load == least {
 			ties++
 		} else if ties == 0 || cached > most || cached == most && load < least {
-			index, first, ties, most, least = i, k, 1, cached, load
+			b, index, first, ties, most, least = c, i, k, 1, cached, load
 		}
 	}
 	if ties < 2 {

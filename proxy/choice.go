@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strconv"
 	"time"
@@ -142,9 +143,7 @@ func (x *exchange) stay(f failure) failure {
 		x.room.pass(c, f == overBudget)
 	} else {
 		if !x.joinRoom() {
-			if x.message == "" {
-				x.message = fmt.Sprintf("As many requests for the model `%s` wait as may; try again.", x.model.Name)
-			}
+			x.crowded("As many requests for the model `%s` wait as may; try again in %s.")
 			return f
 		}
 		joined = true
@@ -156,6 +155,7 @@ func (x *exchange) stay(f failure) failure {
 			return queueTimeout
 		}
 		if !now.Before(x.leaveBy) {
+			x.crowded("Requests for the model `%s` that go first have not left this one a place; try again in %s.")
 			return f
 		}
 		first, until := m.first(c), x.leaveBy
@@ -166,6 +166,7 @@ func (x *exchange) stay(f failure) failure {
 		// After expect no news is lost; what came before it is looked for.
 		switch {
 		case c.place.displaced.Load():
+			x.crowded("As many requests for the model `%s` wait as may, and others go first; try again in %s.")
 			return f
 		case m.called(c), joined && first:
 			return none
@@ -179,6 +180,28 @@ func (x *exchange) stay(f failure) failure {
 			return none
 		}
 	}
+}
+
+// crowded tells a request that was not tried, because others go first, that, and
+// when those that wait now will have been computed. One that was tried has been
+// told already.
+func (x *exchange) crowded(format string) {
+	if x.message != "" {
+		return
+	}
+	rate := 0.0 // tokens a second
+	for _, r := range x.model.Replicas {
+		if s := r.calibration.Speed(); s.A > 0 {
+			rate += 1 / s.A
+		}
+	}
+	d := time.Second
+	if rate > 0 {
+		d = max(d, durationOf(float64(x.state().room.tokens())/rate))
+	}
+	// Not all who are told so come back at one moment.
+	x.retryAfter = d + rand.N(d)
+	x.message = fmt.Sprintf(format, x.model.Name, appendReset(nil, x.retryAfter))
 }
 
 // joinRoom enters the model's room, if there is place.

@@ -175,6 +175,16 @@ func (m *room) first(c *conn) bool {
 	return t != nil && t.Value == c
 }
 
+// tokens is how many have to be computed for those that wait.
+func (m *room) tokens() (n int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for t := range m.queue.All() {
+		n += t.Tokens
+	}
+	return n
+}
+
 // renew begins another round: the first tries again.
 func (m *room) renew() {
 	m.mu.Lock()

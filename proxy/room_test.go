@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -153,8 +154,28 @@ func TestRoom(t *testing.T) {
 		late := r.asks(2, "later-batch", "X-Inferrail-Priority: batch\r\n")
 		r.asks(2, "even-later", "X-Inferrail-Priority: batch\r\n").expects(503, "wait as may")
 		r.asks(2, "default")
-		late.expects(503, "as many requests as it may")
+		late.expects(503, "others go first")
 		r.serves("busy", "default", "batch")
+	})
+	t.Run("who was never tried is told when what waits will be done", func(t *testing.T) {
+		r := newWaitingRig(t, Waiting{Max: 10, Timeout: 20 * time.Second}, 1)
+		r.s.SetClasses(NewClasses([]Class{{"batch", 10}}))
+		r.replicas[0].calibration.SetPrior(policy.Speed{A: 1e-3})
+		r.busy()
+		// 20,000 tokens that go first, at 1,000 a second.
+		long := r.dial()
+		long.send(post(`{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat("a word. ", 10_000) + `"}]}`))
+		r.waiting(1)
+		r.change(func(m *Model) { m.Waiting.Timeout = 60 * time.Millisecond })
+		resp := r.dial().sends(post(`{"model":"m"}`, "X-Inferrail-Priority: batch\r\n")).expects(503, "that go first have not left this one a place; try again in")
+		if after, err := strconv.Atoi(resp.Header.Get("Retry-After")); err != nil || after < 20 || after > 41 {
+			t.Errorf("Retry-After: %q", resp.Header.Get("Retry-After"))
+		}
+		r.change(func(m *Model) { m.Waiting.Max = 1 })
+		resp = r.dial().sends(post(`{"model":"m"}`, "X-Inferrail-Priority: batch\r\n")).expects(503, "wait as may; try again in")
+		if after, err := strconv.Atoi(resp.Header.Get("Retry-After")); err != nil || after < 20 || after > 41 {
+			t.Errorf("Retry-After: %q", resp.Header.Get("Retry-After"))
+		}
 	})
 	t.Run("its deadline", func(t *testing.T) {
 		r := newWaitingRig(t, Waiting{Max: 2, Timeout: 60 * time.Millisecond}, 1)
