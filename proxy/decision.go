@@ -305,7 +305,8 @@ func (x *exchange) tell(d *Decision) {
 		}
 	}
 	d.policy, d.asked, d.candidates = p, *asked, slices.Clone(x.candidates)
-	d.Replicas = make([]Considered, len(x.places), len(x.model.Replicas))
+	// The fleet may have changed while the request was in line.
+	d.Replicas = make([]Considered, len(x.places), max(len(x.places), len(x.model.Replicas)))
 	for i, r := range x.places {
 		row := &d.Replicas[i]
 		row.Replica, row.Slot, row.Pending = r.ID, r.Slot, r.Pending()
@@ -323,10 +324,12 @@ func (x *exchange) tell(d *Decision) {
 			d.Winner, d.PredictedMS = r.ID, milliseconds(policy.TTFT(asked, &x.candidates[i]))
 		}
 	}
-	if len(x.places) == len(x.model.Replicas) {
-		return
-	}
+	next := 0 // of places, which are in the same order mostly
 	for _, r := range x.model.Replicas {
+		if next < len(x.places) && x.places[next] == r {
+			next++
+			continue
+		}
 		if slices.Contains(x.places, r) {
 			continue
 		}

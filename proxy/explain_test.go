@@ -483,3 +483,28 @@ func FuzzExplain(f *testing.F) {
 		}
 	})
 }
+
+// A replica goes while a request waits in the line of another: what is written down
+// of the decision is whom it was made among.
+func TestDecisionOfAnotherFleet(t *testing.T) {
+	r, release := lined(t)
+	records := make(chan *Decision, 10)
+	r.s.SetDecisions(records, 1)
+	r.ask(1, 0, 0, 0)
+	r.ask(1, 0, 1, 0)
+	c := r.ask(1, 1, 1, 0)
+	r.publish(r.replicas[0])
+	for range 2 {
+		release[0] <- struct{}{}
+	}
+	release[1] <- struct{}{}
+	c.expects(200, "ok")
+	r.over()
+	for range 3 {
+		d := <-records
+		d.WorkOut()
+		if len(d.Replicas) != 2 || d.Winner == "" {
+			t.Errorf("%+v", d)
+		}
+	}
+}

@@ -85,6 +85,7 @@ func complete(u usage, tail []byte) usage {
 		if u.partial {
 			u.prompt, u.partial = t.prompt, false
 		}
+		u.cached = min(u.cached, u.prompt)
 	}
 	return u
 }
@@ -172,6 +173,7 @@ func readUsage(b []byte) (u usage, ok bool) {
 		completion.n = total.n - min(total.n, prompt.n)
 	}
 	cached.or(read)
+	cached.n = min(cached.n, prompt.n+read.n+created.n)
 	return usage{prompt: prompt.n + read.n + created.n, completion: completion.n, cached: cached.n, cachedTold: cached.there}, true
 }
 
@@ -253,8 +255,8 @@ type count struct {
 
 // read takes a JSON value if it is a whole number that can be a count.
 func (c *count) read(value []byte) {
-	if len(value) > 15 {
-		return
+	if len(value) > 9 {
+		return // no prompt or answer has so many
 	}
 	n := uint64(0)
 	for _, b := range value {

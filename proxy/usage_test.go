@@ -43,6 +43,10 @@ func TestFindUsage(t *testing.T) {
 	f(`"usage":{"input_tokens":36,"input_tokens_details":{"cached_tokens":0},"output_tokens":87}`, 36, 87, 0)
 	// vLLM tells of a miss, too; SGLang leaves the details out then.
 	f(`"usage":{"prompt_tokens":5,"completion_tokens":4,"prompt_tokens_details":{"cached_tokens":0}}`, 5, 4, 0)
+	// No more is cached than there is, and no engine counts a billion.
+	f(`"usage":{"prompt_tokens":5,"completion_tokens":4,"prompt_tokens_details":{"cached_tokens":999999999}}`, 5, 4, 5)
+	f(`"usage":{"prompt_tokens":5,"completion_tokens":4,"prompt_tokens_details":{"cached_tokens":1000000000}}`, 5, 4, untold)
+	f(`"usage":{"prompt_tokens":5,"completion_tokens":1000000000,"total_tokens":9}`, 5, 4, untold)
 	// Messages: what the cache held is not in input_tokens.
 	f(`"usage":{"cache_creation_input_tokens":4,"cache_read_input_tokens":50,"input_tokens":6,"output_tokens":20}`, 60, 20, 50)
 	f(`"usage":{"input_tokens":6,"cache_read_input_tokens":null,"output_tokens":20,"service_tier":"standard"}`, 6, 20, untold)
