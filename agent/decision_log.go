@@ -127,8 +127,7 @@ func (l *decisionLog) run() {
 	for {
 		select {
 		case <-l.reopens:
-			l.shut()
-			l.retry = time.Time{}
+			l.anew()
 		case d := <-l.records:
 			l.write(d)
 		case <-l.closing.Done():
@@ -183,6 +182,11 @@ func (l *decisionLog) write(d *proxy.Decision) {
 
 // put appends lines to the file, which it opens if need be.
 func (l *decisionLog) put(lines []byte) error {
+	select {
+	case <-l.reopens: // before lines were sent, it may be
+		l.anew()
+	default:
+	}
 	f := l.file.Load()
 	if f == nil {
 		cfg := l.wanted.Load()
@@ -220,6 +224,12 @@ func (l *decisionLog) ail(what string, err error) {
 		l.ailing = true
 		l.log.Warn(what, "file", l.wanted.Load().File, "why", err)
 	}
+}
+
+// anew lets the next lines open the file.
+func (l *decisionLog) anew() {
+	l.shut()
+	l.retry = time.Time{}
 }
 
 func (l *decisionLog) shut() {

@@ -286,3 +286,23 @@ func TestDecisionLogTornLine(t *testing.T) {
 		t.Errorf("it ends with %q", rest[max(len(rest)-10, 0):])
 	}
 }
+
+// A decision that is sent after another file was configured goes there, whichever of
+// the two the goroutine hears of first.
+func TestDecisionLogOfAnotherFile(t *testing.T) {
+	dir := t.TempDir()
+	first, second := filepath.Join(dir, "first"), filepath.Join(dir, "second")
+	l := &decisionLog{log: testLog(t), closing: t.Context(), reopens: make(chan struct{}, 1)}
+	defer l.shut()
+	l.configure(DecisionsConfig{File: first, Sample: 1})
+	if err := l.put([]byte("{}\n")); err != nil {
+		t.Fatal(err)
+	}
+	l.configure(DecisionsConfig{File: second, Sample: 1})
+	if err := l.put([]byte("{}\n")); err != nil {
+		t.Fatal(err)
+	}
+	if len(loggedDecisions(t, first)) != 1 || len(loggedDecisions(t, second)) != 1 {
+		t.Error("both are not in files of their own")
+	}
+}
