@@ -149,7 +149,7 @@ func (x *exchange) firstToken(now time.Time) {
 		r.calibration.Observe(o)
 	}
 	if a := x.model.Admission; a != nil {
-		a.Observe(now, now.Sub(x.sent))
+		a.Observe(now, now.Sub(x.sent), x.taken.Sub(x.sent))
 	}
 	for i := range x.judged {
 		j := &x.judged[i]
