@@ -274,6 +274,34 @@ func TestRoom(t *testing.T) {
 	})
 }
 
+// TestFullIsToldWhenThereIsRoom: when every place is taken, the answer tells when one
+// is expected to become free.
+func TestFullIsToldWhenThereIsRoom(t *testing.T) {
+	r := newWaitingRig(t, Waiting{}, 2)
+	cs := []*client{r.busy(), r.asks(0, "too")}
+	eventually(t, 20*time.Second, "both are busy", func() bool { return len(r.order()) == 2 })
+	after := func(least, most int) {
+		t.Helper()
+		h := r.dial().sends(post(hello)).expects(503, "as many requests as it may; try again in").Header
+		if n, err := strconv.Atoi(h.Get("Retry-After")); err != nil || n < least || n > most {
+			t.Errorf("Retry-After: %q, want %d to %d", h.Get("Retry-After"), least, most)
+		}
+	}
+	after(1, 2) // nothing is known
+	r.replicas[0].stays.add(20)
+	r.replicas[1].stays.add(60)
+	after(15, 30)
+	for range cs {
+		r.release <- struct{}{}
+	}
+	for _, c := range cs {
+		c.expects(200, "ok")
+	}
+	eventually(t, 20*time.Second, "how long they were there is learned", func() bool {
+		return r.replicas[0].stays.get() < 20 && r.replicas[1].stays.get() < 60
+	})
+}
+
 // slow makes a model's admission believe that requests are late.
 func slow(m *Model) {
 	m.Admission = policy.NewAdmission(policy.AdmissionRules{Mode: policy.Empirical})
