@@ -4,7 +4,8 @@
 //	agent.go          Agent: Start, Run, Stop, in this order and backwards
 //	config.go         Config: every key; problems.go tells all that is wrong with one
 //	policies.go       how replicas are chosen, and admission.go which requests are taken
-//	reload.go         another configuration while it runs; difference.go: what it changes
+//	reload.go         another configuration while it runs: contents.go sees that a file is
+//	                  another one, difference.go what that changes
 //	listener.go       the sockets, which a successor takes over; certificate.go, access.go
 //
 //	fleet.go          the engines: members, their slots, and the snapshot that proxy goes by
