@@ -148,7 +148,9 @@ func (x *exchange) firstToken(now time.Time) {
 	default:
 		r.calibration.Observe(o)
 	}
-	if a := x.model.Admission; a != nil {
+	// One that grants any time may have waited in line for as long as it took, behind
+	// those who do not.
+	if a := x.model.Admission; a != nil && x.budget > 0 {
 		a.Observe(now, now.Sub(x.sent), x.taken.Sub(x.sent))
 	}
 	for i := range x.judged {

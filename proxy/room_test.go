@@ -371,6 +371,25 @@ func TestAdmissionRefuses(t *testing.T) {
 	})
 }
 
+// TestAdmissionObserves: a request that grants any time says nothing of how long those
+// wait who do not: it may have stood back for them.
+func TestAdmissionObserves(t *testing.T) {
+	const event = "data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\ndata: [DONE]\n\n"
+	e := newRawEngine(t, answering(fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n%s", len(event), event)))
+	r := newRig(t, Limits{}, nil, e.url())
+	a := policy.NewAdmission(policy.AdmissionRules{Mode: policy.Empirical})
+	r.change(func(m *Model) { m.Admission = a })
+	c := r.dial()
+	for _, fields := range []string{"", "x-inferrail-budget-ms: 0\r\n", "x-inferrail-budget-ms: 60000\r\n"} {
+		c.send(post(hello, fields))
+		c.expects(200, "DONE")
+	}
+	eventually(t, 20*time.Second, "only the one with a budget is observed", func() bool { return a.State(time.Now()).Samples > 0 })
+	if n := a.State(time.Now()).Samples; n != 1 {
+		t.Errorf("%d are observed", n)
+	}
+}
+
 // TestAdmissionWaits: who is refused waits, and holds up nobody who grants more.
 func TestAdmissionWaits(t *testing.T) {
 	r := newWaitingRig(t, Waiting{Max: 10, Timeout: 20 * time.Second}, 1)
