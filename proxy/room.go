@@ -94,17 +94,30 @@ func (m *room) join(c *conn, most int) bool {
 	return true
 }
 
-// leave takes the request of c out; served: it has been taken. It reports false
-// when it was out already, because it had to give way.
+// leave takes the request of c out, and has the first of the others try; served: it
+// has been taken. It reports false when it was out already, because it had to give
+// way.
 func (m *room) leave(c *conn, served bool) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	in := m.takeOutLocked(c, served)
+	m.callLocked()
+	return in
+}
+
+// takeOut is leave without calling anybody, which must follow.
+func (m *room) takeOut(c *conn, served bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.takeOutLocked(c, served)
+}
+
+func (m *room) takeOutLocked(c *conn, served bool) (in bool) {
 	if m.on == c {
 		m.on = nil
 	}
 	t := &c.place.ticket
-	in := t.Queued()
-	if in {
+	if in = t.Queued(); in {
 		if served {
 			m.queue.Take(t)
 		} else {
@@ -112,7 +125,6 @@ func (m *room) leave(c *conn, served bool) bool {
 		}
 		m.waiting.Add(-1)
 	}
-	m.callLocked()
 	return in
 }
 
