@@ -36,6 +36,9 @@ type room struct {
 	// admission has refused since the last news.
 	on  *conn
 	bar time.Duration
+	// patient is as much as any of those in queue grants, or more: mostly it tells
+	// that none is to be looked for among them.
+	patient time.Duration
 }
 
 // roomTick is the time after which the first in a room tries again without news.
@@ -57,6 +60,9 @@ func (m *room) passes(class int, budget time.Duration) bool {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.patient <= m.bar && m.patient < patience(budget) {
+		return true
+	}
 	for t := range m.queue.All() {
 		if t.Class > class {
 			return true
@@ -89,6 +95,10 @@ func (m *room) join(c *conn, most int) bool {
 	}
 	p.displaced.Store(false)
 	p.ticket.Value = c
+	if m.queue.Len() == 0 {
+		m.patient = 0
+	}
+	m.patient = max(m.patient, patience(c.x.budget))
 	m.queue.Push(&p.ticket)
 	m.waiting.Add(1)
 	return true
@@ -155,8 +165,8 @@ func (m *room) pass(c *conn, refused bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.bar = max(m.bar, c.x.budget)
-	if m.on != nil {
-		return // there is news already
+	if m.on != nil || m.patient <= m.bar {
+		return // there is news already, or nobody grants more
 	}
 	for t := range m.queue.All() {
 		if patience(t.Value.x.budget) > m.bar {
@@ -165,6 +175,7 @@ func (m *room) pass(c *conn, refused bool) {
 			return
 		}
 	}
+	m.patient = m.bar
 }
 
 // called reports that the request of c was called to try again, which it must do
