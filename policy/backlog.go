@@ -56,6 +56,7 @@ type Backlog struct {
 	// passed the last serial that had a first byte in it, turn when the first in
 	// the list had its turn. void: nothing can be concluded from it.
 	begin, turn int64
+	heard       int64 // when the last first byte came
 	done        amount
 	finished    int
 	expected    int64
@@ -174,6 +175,7 @@ func (b *Backlog) First(e *Entry, decoding int, now time.Time) (o Observation, o
 		return Observation{}, false
 	}
 	t := b.tickLocked(now)
+	b.heard = t
 	for before := b.first; before != e; {
 		next := before.next
 		if !before.streams {
@@ -274,11 +276,16 @@ func (b *Backlog) Disturbed(yes bool) {
 // What has passed is taken off the one that is first, but not more than its own
 // time. Where others have overtaken some, what has passed since the interval began
 // beyond the time of those that are done was spent on those that were overtaken.
+//
+// When all of it should have been done long ago, by so many seconds, and nothing was
+// heard meanwhile, it is taken to last as many more: a prompt may be longer than was
+// thought, the replica have become slow, or hang. As long as others are answered, one
+// that is not keeps nobody waiting.
 func (b *Backlog) Ahead(s *Speed, now time.Time) (w Work, wait float64) {
 	if b.count.Load() == 0 {
 		return Work{}, 0
 	}
-	var v [11]uint64
+	var v [12]uint64
 	t := int64(now.Sub(b.epoch))
 	if b.view.read(v[:]); t >= int64(v[10]) {
 		b.mu.Lock()
@@ -291,7 +298,13 @@ func (b *Backlog) Ahead(s *Speed, now time.Time) (w Work, wait float64) {
 	passed := float64(max(t-int64(v[9]), 0)) / 1e9
 	present.add(done)
 	own := s.Time(amountAt(v[0:]).work())
-	wait = s.Time(later.work()) + min(max(s.Time(present.work())-passed, 0), own)
+	rest := s.Time(later.work())
+	left := s.Time(present.work()) - passed
+	wait = rest + min(max(left, 0), own)
+	if own > 0 && int64(v[10]) == math.MaxInt64 { // the first streams
+		silent := float64(t-int64(v[11]))/1e9 - own
+		wait += max(min(-left, silent)-rest, 0)
+	}
 	all := amountAt(v[0:])
 	all.add(later)
 	return all.work(), wait
@@ -299,7 +312,7 @@ func (b *Backlog) Ahead(s *Speed, now time.Time) (w Work, wait float64) {
 
 // showLocked writes what Ahead reads: what is computed at present, or was
 // overtaken; what comes after it; what is done in the interval; when that began,
-// and when the first in the list is due.
+// when the first in the list is due, and since when nothing was heard.
 func (b *Backlog) showLocked() {
 	n := b.view.begin()
 	var present amount
@@ -317,13 +330,16 @@ func (b *Backlog) showLocked() {
 	}
 	later := b.sum
 	later.sub(present)
-	present.put(n[0:3])
-	later.put(n[3:6])
-	b.done.put(n[6:9])
-	n[9].Store(uint64(b.begin))
-	n[10].Store(uint64(due))
+	present.put(n, 0)
+	later.put(n, 3)
+	b.done.put(n, 6)
+	n.set(9, uint64(b.begin))
+	n.set(10, uint64(due))
+	n.set(11, uint64(max(b.begin, b.heard)))
 	b.view.end()
-	b.count.Store(count)
+	if b.count.Load() != count {
+		b.count.Store(count)
+	}
 }
 
 // tickLocked returns now, or the latest time seen if that is later.
@@ -419,10 +435,10 @@ func amountOf(w Work) amount {
 
 func amountAt(n []uint64) amount { return amount{int64(n[0]), int64(n[1]), int64(n[2])} }
 
-func (a *amount) put(n []atomic.Uint64) {
-	n[0].Store(uint64(a.prompts))
-	n[1].Store(uint64(a.tokens))
-	n[2].Store(uint64(a.attention))
+func (a *amount) put(n *boardNumbers, at int) {
+	n.set(at, uint64(a.prompts))
+	n.set(at+1, uint64(a.tokens))
+	n.set(at+2, uint64(a.attention))
 }
 
 func (a *amount) add(c amount) {

@@ -21,6 +21,14 @@ type engineModel struct {
 	// kv is how many tokens the sequences that run may have together; 0 is no
 	// bound.
 	kv int
+	// budget, when above 0, makes it work in steps of so many tokens at most, as
+	// engines do: one of each sequence that is decoded, and of prompts in the order
+	// of their arrival, of which long ones take several steps and short ones are
+	// done together. A step takes base, and read for each sequence that is decoded,
+	// and what its part of the prompts takes. token, press and stall have no part in
+	// it.
+	budget     int
+	base, read float64
 }
 
 // reference is the engine that the numbers of other policies were found with: its
@@ -55,8 +63,13 @@ type visit struct {
 	arrives  float64
 	decoding int     // sequences beside its prefill
 	end      float64 // of its decoding, in the engine's progress
-	view     *view
-	entry    Entry
+	whole    bool    // its client sees no first token
+	// In steps: it has been begun with, so much of it is computed, and is in the
+	// present step.
+	begun       bool
+	have, chunk int
+	view        *view
+	entry       Entry
 }
 
 func newEngine(m engineModel, ids int, first, done func(*visit, float64)) *engine {
@@ -98,6 +111,10 @@ func (e *engine) begin() {
 	if e.started || len(e.queue) == 0 {
 		return
 	}
+	if e.budget > 0 {
+		e.plan()
+		return
+	}
 	j := e.queue[0]
 	if e.kv > 0 && len(e.decoding) > 0 && e.kvUsed+j.input+j.output > e.kv {
 		return
@@ -115,8 +132,68 @@ func (e *engine) rate() float64 {
 	return 1 / (e.token * e.slow)
 }
 
+// plan begins a step, if there is something to do.
+func (e *engine) plan() {
+	if len(e.queue) == 0 && len(e.decoding) == 0 {
+		return
+	}
+	room, took := e.budget-len(e.decoding), e.base+e.read*float64(len(e.decoding))
+	for _, j := range e.queue {
+		if !j.begun {
+			if e.kv > 0 && len(e.decoding) > 0 && e.kvUsed+j.input+j.output > e.kv {
+				break
+			}
+			e.kvUsed += j.input + j.output
+			j.begun, j.have, j.decoding = true, j.cached, len(e.decoding)
+			took += e.speed.D
+		}
+		if j.chunk = min(j.input-j.have, room); j.chunk <= 0 {
+			break
+		}
+		room -= j.chunk
+		u := float64(j.chunk)
+		took += e.speed.A*u + e.speed.B*u*(float64(j.have)+u/2)
+	}
+	e.started, e.ends = true, e.now+took*e.slow*math.Exp(e.noise*e.chance.NormFloat64())
+}
+
+// advanceSteps is advance for an engine that works in steps.
+func (e *engine) advanceSteps(t float64) {
+	for {
+		if !e.started {
+			e.plan()
+		}
+		if !e.started || e.ends > t {
+			e.now = max(e.now, t)
+			return
+		}
+		e.now, e.started = e.ends, false
+		e.progress++
+		for len(e.decoding) > 0 && e.decoding[0].end <= e.progress {
+			j := heap.Pop(&e.decoding).(*visit)
+			e.kvUsed -= j.input + j.output
+			e.done(j, e.now)
+		}
+		for len(e.queue) > 0 && e.queue[0].chunk > 0 {
+			j := e.queue[0]
+			j.have, j.chunk = j.have+j.chunk, 0
+			if j.have < j.input {
+				break
+			}
+			e.queue = e.queue[1:]
+			j.end = e.progress + float64(j.output)
+			heap.Push(&e.decoding, j)
+			e.first(j, e.now)
+		}
+	}
+}
+
 // advance lets the engine work until the time is t.
 func (e *engine) advance(t float64) {
+	if e.budget > 0 {
+		e.advanceSteps(t)
+		return
+	}
 	for {
 		prefill, decode := math.Inf(1), math.Inf(1)
 		if e.started {

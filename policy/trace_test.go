@@ -173,6 +173,7 @@ func TestPackedTraces(t *testing.T) {
 	f("conversation", readMooncake(t, filepath.Join(folder, "mooncake_conversation_trace.jsonl")))
 	f("synthetic", readMooncake(t, filepath.Join(folder, "mooncake_synthetic_trace.jsonl")))
 	f("azure", readAzure(t, filepath.Join(folder, "azure2023_conv.csv")).first(8000))
+	f("azure_code", readAzure(t, filepath.Join(folder, "azure2023_code.csv")))
 }
 
 func readMooncake(t *testing.T, file string) *trace {

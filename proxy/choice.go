@@ -114,7 +114,7 @@ func (x *exchange) grant(line bool) failure {
 	if !x.taken.IsZero() {
 		return none
 	}
-	now := time.Now()
+	now := x.pickedAt
 	if a := x.model.Admission; a != nil && x.computes() {
 		wait := durationOf(x.candidates[x.choice.Index].Wait)
 		if line {
@@ -268,14 +268,15 @@ func (x *exchange) tellBudget() {
 	if !x.computes() || x.choice.Index < 0 {
 		return
 	}
-	expected, waited := durationOf(x.expected), time.Since(x.sent)
-	if at := x.prefill.sent; !at.IsZero() {
-		waited = at.Sub(x.sent)
-	}
+	expected := durationOf(x.expected)
 	x.extra = append(x.extra, "x-inferrail-predicted-ms: "...)
 	x.extra = append(strconv.AppendInt(x.extra, expected.Round(time.Millisecond).Milliseconds(), 10), crlf...)
 	if x.budget <= 0 {
 		return
+	}
+	waited := time.Since(x.sent)
+	if at := x.prefill.sent; !at.IsZero() {
+		waited = at.Sub(x.sent)
 	}
 	x.extra = append(x.extra, "x-inferrail-budget-ms: "...)
 	x.extra = append(strconv.AppendInt(x.extra, x.budget.Milliseconds(), 10), crlf...)

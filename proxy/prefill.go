@@ -149,7 +149,7 @@ func (x *exchange) firstToken(now time.Time) {
 		r.calibration.Observe(o)
 	}
 	if a := x.model.Admission; a != nil {
-		a.Observe(now, now.Sub(x.sent))
+		a.Observe(now, now.Sub(x.sent), x.taken.Sub(x.sent))
 	}
 	for i := range x.judged {
 		j := &x.judged[i]
@@ -160,16 +160,15 @@ func (x *exchange) firstToken(now time.Time) {
 
 // prefilledWhole notes that an answer has come that is no stream: the prompt is
 // computed, and how long that took cannot be told from it.
-func (x *exchange) prefilledWhole() {
+func (x *exchange) prefilledWhole(now time.Time) {
 	p := &x.prefill
 	if p.at != nil && !p.streams && x.response.status == http.StatusOK {
-		now := time.Now()
 		// Nothing is concluded from this prompt, and so not from what is generated now.
 		if o, ok := p.at.backlog.First(&p.entry, 0, now); ok && !o.Own {
 			p.at.calibration.Observe(o)
 		}
 	}
-	x.leaveBacklog()
+	x.leaveBacklog(now)
 }
 
 // tellsCached reports that the end of the answer is expected to tell how much of
@@ -180,16 +179,16 @@ func (x *exchange) tellsCached() bool {
 
 // leaveBacklog takes the request out of what the replica has before it. It may be
 // called at any time.
-func (x *exchange) leaveBacklog() {
+func (x *exchange) leaveBacklog(now time.Time) {
 	x.prefill.redeem()
 	if p := &x.prefill; p.at != nil {
-		p.at.backlog.Leave(&p.entry, time.Now())
+		p.at.backlog.Leave(&p.entry, now)
 		p.at = nil
 	}
 }
 
 // learn learns what the end of an answer has told: u, if known.
-func (x *exchange) learn(f failure, u usage, known bool) {
+func (x *exchange) learn(f failure, u usage, known bool, now time.Time) {
 	r, p := x.replica, &x.prefill
 	if r == nil || p.sent.IsZero() {
 		return
@@ -199,7 +198,7 @@ func (x *exchange) learn(f failure, u usage, known bool) {
 		if known && !u.partial {
 			n = int(min(u.prompt, 1<<30) + min(u.completion, 1<<30))
 		}
-		r.filter.Observe(n, time.Since(p.sent).Seconds())
+		r.filter.Observe(n, now.Sub(p.sent).Seconds())
 	}
 	if known && u.cachedTold && !u.partial && !r.tellsCached.Load() {
 		r.tellsCached.Store(true)

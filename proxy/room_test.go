@@ -302,7 +302,7 @@ func TestNobodyOvertakes(t *testing.T) {
 func slow(m *Model) {
 	m.Admission = policy.NewAdmission(policy.AdmissionRules{Mode: policy.Empirical})
 	for range 20 {
-		m.Admission.Observe(time.Now(), time.Hour)
+		m.Admission.Observe(time.Now(), time.Hour, 0)
 	}
 	// The request that is taken in any case has been.
 	m.Admission.Admit(time.Now(), time.Hour, time.Hour, time.Second)
@@ -616,7 +616,7 @@ func TestWaitsAreCounted(t *testing.T) {
 	r.change(func(m *Model) {
 		m.Admission = policy.NewAdmission(policy.AdmissionRules{Mode: policy.Empirical})
 		m.Budget = 3 * time.Second
-		m.Admission.Observe(time.Now(), 1500*time.Millisecond)
+		m.Admission.Observe(time.Now(), 1500*time.Millisecond, 0)
 	})
 	r.busy()
 	r.asks(1, "a", "X-Inferrail-Priority: batch\r\n")
