@@ -642,6 +642,37 @@ func TestReplayHangs(t *testing.T) {
 	}
 }
 
+// Two hundred requests at once are served about as soon as when they are dealt out
+// evenly, whether they share a prefix that nobody has or nothing; and what is of very
+// different sizes is soon done by all replicas.
+func TestReplayHerd(t *testing.T) {
+	const herd, replicas = 200, 8
+	run := func(p Policy, prefix, own int, sigma float64) (mean, last float64) {
+		w := newWriter("herd")
+		shared := w.prefix(prefix)
+		for range herd {
+			w.ask(shared, w.lognormal(float64(own), sigma), 50)
+		}
+		o := (&replay{policy: p, fleet: alike(replicas, reference), known: true}).run(&w.trace)
+		return o.mean, slices.Max(o.ttft)
+	}
+	for _, prefix := range []int{0, 2 << 10, 8 << 10, 32 << 10} {
+		const own = 300
+		mean, _ := run(NewCostModel(), prefix, own, 0)
+		s := reference.speed
+		even := 1e3 * (s.Time(Prefill(prefix+own, 0)) + s.Time(Prefill(own, prefix))*(herd/replicas-1)/2)
+		if mean > 1.03*even {
+			t.Errorf("with a prefix of %d tokens the mean is %.0f ms, evenly it is %.0f", prefix, mean, even)
+		}
+	}
+	mean, last := run(NewCostModel(), 0, 2000, 1)
+	for _, p := range []Policy{LMetric{}, LeastRequest{}, RoundRobin{}} {
+		if otherMean, otherLast := run(p, 0, 2000, 1); mean > 1.03*otherMean || last > otherLast {
+			t.Errorf("of all sizes the mean is %.0f ms and the last %.0f; with %s %.0f and %.0f", mean, last, p.Name(), otherMean, otherLast)
+		}
+	}
+}
+
 // The same values give the same run, and another seed another.
 func TestReplayRepeats(t *testing.T) {
 	tr := chats().first(2000)

@@ -65,7 +65,9 @@ func (x *exchange) tryPlace() (f failure, again bool) {
 			x.displaces = false
 		}
 		if r == nil {
-			x.message = fmt.Sprintf("Every engine that serves the model `%s` has as many requests as it may; try again.", x.model.Name)
+			x.retryAfter = x.model.placeIn()
+			x.message = fmt.Sprintf("Every engine that serves the model `%s` has as many requests as it may; try again in %s.",
+				x.model.Name, appendReset(nil, x.retryAfter))
 			return overloaded, false
 		}
 	}
@@ -100,6 +102,23 @@ func (x *exchange) tryPlace() (f failure, again bool) {
 		x.c.s.lines.callFirst()
 	}
 	return none, false
+}
+
+// placeIn is when a replica of the model is expected to be done with one of its
+// requests, if they take as long as the last ones did: a second at least, and up to
+// as long again, so that not all who are told come back at one moment.
+func (m *Model) placeIn() time.Duration {
+	ends := 0.0 // requests a second
+	for _, r := range m.Replicas {
+		if stay := r.stays.get(); stay > 0 {
+			ends += float64(r.InFlight()) / stay
+		}
+	}
+	d := time.Second
+	if ends > 0 {
+		d = max(d, durationOf(1/ends))
+	}
+	return d + rand.N(d)
 }
 
 // mayLineUp reports that there is room in the replica's line, or, if the request

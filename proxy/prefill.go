@@ -148,7 +148,9 @@ func (x *exchange) firstToken(now time.Time) {
 	default:
 		r.calibration.Observe(o)
 	}
-	if a := x.model.Admission; a != nil {
+	// One that grants any time may have waited in line for as long as it took, behind
+	// those who do not.
+	if a := x.model.Admission; a != nil && x.budget > 0 {
 		a.Observe(now, now.Sub(x.sent), x.taken.Sub(x.sent))
 	}
 	for i := range x.judged {
@@ -193,6 +195,9 @@ func (x *exchange) learn(f failure, u usage, known bool, now time.Time) {
 	if r == nil || p.sent.IsZero() {
 		return
 	}
+	if x.passed {
+		r.stays.add(now.Sub(p.sent).Seconds())
+	}
 	if f == none && x.passed && x.status == http.StatusOK && x.computes() && !p.again {
 		n := policy.Total(&x.asked)
 		if known && !u.partial {
@@ -216,20 +221,20 @@ func (x *exchange) learn(f failure, u usage, known bool, now time.Time) {
 	r.calibration.Observe(p.seen)
 }
 
-// meanOver is over how many prompts their sizes are averaged.
+// meanOver is over how many numbers a recentMean is taken.
 const meanOver = 16
 
-// promptMean is the mean of how many uncached tokens prompts have had at a replica
-// lately. Any goroutine may use it. The zero value has seen none.
-type promptMean struct{ bits atomic.Uint64 }
+// recentMean is the mean of the last of some numbers. Any goroutine may use it. The
+// zero value has seen none.
+type recentMean struct{ bits atomic.Uint64 }
 
-// add takes another prompt. Of several at once one may be lost.
-func (m *promptMean) add(tokens float64) {
+// add takes another number. Of several at once one may be lost.
+func (m *recentMean) add(x float64) {
 	mean := math.Float64frombits(m.bits.Load())
 	if mean == 0 {
-		mean = tokens
+		mean = x
 	}
-	m.bits.Store(math.Float64bits(mean + (tokens-mean)/meanOver))
+	m.bits.Store(math.Float64bits(mean + (x-mean)/meanOver))
 }
 
-func (m *promptMean) get() float64 { return math.Float64frombits(m.bits.Load()) }
+func (m *recentMean) get() float64 { return math.Float64frombits(m.bits.Load()) }

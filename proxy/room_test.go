@@ -298,6 +298,34 @@ func TestNobodyOvertakes(t *testing.T) {
 	r.serves("busy", "a", "b")
 }
 
+// TestFullIsToldWhenThereIsRoom: when every place is taken, the answer tells when one
+// is expected to become free.
+func TestFullIsToldWhenThereIsRoom(t *testing.T) {
+	r := newWaitingRig(t, Waiting{}, 2)
+	cs := []*client{r.busy(), r.asks(0, "too")}
+	eventually(t, 20*time.Second, "both are busy", func() bool { return len(r.order()) == 2 })
+	after := func(least, most int) {
+		t.Helper()
+		h := r.dial().sends(post(hello)).expects(503, "as many requests as it may; try again in").Header
+		if n, err := strconv.Atoi(h.Get("Retry-After")); err != nil || n < least || n > most {
+			t.Errorf("Retry-After: %q, want %d to %d", h.Get("Retry-After"), least, most)
+		}
+	}
+	after(1, 2) // nothing is known
+	r.replicas[0].stays.add(20)
+	r.replicas[1].stays.add(60)
+	after(15, 30)
+	for range cs {
+		r.release <- struct{}{}
+	}
+	for _, c := range cs {
+		c.expects(200, "ok")
+	}
+	eventually(t, 20*time.Second, "how long they were there is learned", func() bool {
+		return r.replicas[0].stays.get() < 20 && r.replicas[1].stays.get() < 60
+	})
+}
+
 // slow makes a model's admission believe that requests are late.
 func slow(m *Model) {
 	m.Admission = policy.NewAdmission(policy.AdmissionRules{Mode: policy.Empirical})
@@ -365,6 +393,25 @@ func TestAdmissionRefuses(t *testing.T) {
 	eventually(t, 20*time.Second, "verdicts are counted", func() bool {
 		return verdict("requests are late") == 2 && verdict("no budget") == 3 && verdict("begins at once") == 1
 	})
+}
+
+// TestAdmissionObserves: a request that grants any time says nothing of how long those
+// wait who do not: it may have stood back for them.
+func TestAdmissionObserves(t *testing.T) {
+	const event = "data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\ndata: [DONE]\n\n"
+	e := newRawEngine(t, answering(fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n%s", len(event), event)))
+	r := newRig(t, Limits{}, nil, e.url())
+	a := policy.NewAdmission(policy.AdmissionRules{Mode: policy.Empirical})
+	r.change(func(m *Model) { m.Admission = a })
+	c := r.dial()
+	for _, fields := range []string{"", "x-inferrail-budget-ms: 0\r\n", "x-inferrail-budget-ms: 60000\r\n"} {
+		c.send(post(hello, fields))
+		c.expects(200, "DONE")
+	}
+	eventually(t, 20*time.Second, "only the one with a budget is observed", func() bool { return a.State(time.Now()).Samples > 0 })
+	if n := a.State(time.Now()).Samples; n != 1 {
+		t.Errorf("%d are observed", n)
+	}
 }
 
 // TestAdmissionWaits: who is refused waits, and holds up nobody who grants more.
