@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -19,7 +20,7 @@ import (
 // DecisionsConfig says which decisions are written down.
 type DecisionsConfig struct {
 	// File gets them, a line of JSON each; when empty, none is written. It is
-	// opened again upon SIGHUP, so that it can be moved away.
+	// opened again upon SIGHUP, so that it can be moved away, and when it was deleted.
 	File string `yaml:"file"`
 	// Sample is the part of all decisions, drawn at random, that is written: 1 is
 	// all.
@@ -188,6 +189,10 @@ func (l *decisionLog) put(lines []byte) error {
 	default:
 	}
 	f := l.file.Load()
+	if f != nil && deleted(f) {
+		l.anew() // nobody would ever read it
+		f = nil
+	}
 	if f == nil {
 		cfg := l.wanted.Load()
 		if cfg.File == "" {
@@ -214,6 +219,16 @@ func (l *decisionLog) put(lines []byte) error {
 	n, err := f.Write(lines)
 	l.torn = err != nil && (n > 0 || l.torn)
 	return err
+}
+
+// deleted reports that no name leads to a file any more.
+func deleted(f *os.File) bool {
+	info, err := f.Stat()
+	if err != nil || !info.Mode().IsRegular() {
+		return false
+	}
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	return ok && stat.Nlink == 0
 }
 
 var errNoDecisionFile = fmt.Errorf("no file is configured any more")

@@ -82,7 +82,6 @@ func (x *exchange) tryPlace() (f failure, again bool) {
 		return f, false
 	}
 	if line {
-		x.leaveRoom(true)
 		f := x.lineUp(r)
 		if f == overloaded {
 			// The line filled up meanwhile, it had to give way, or there is a
@@ -267,11 +266,16 @@ func earlier(a, b time.Time) time.Time {
 // been taken.
 func (x *exchange) leaveRoom(served bool) {
 	if m := x.room; m != nil {
-		x.room = nil
 		m.leave(x.c, served)
-		x.c.s.rooms.leave(m)
-		x.c.s.waits.add(x.waitsAs, -1)
+		x.outOfRoom()
 	}
+}
+
+func (x *exchange) outOfRoom() {
+	m := x.room
+	x.room = nil
+	x.c.s.rooms.leave(m)
+	x.c.s.waits.add(x.waitsAs, -1)
 }
 
 func (x *exchange) waitKey() waitKey { return waitKey{x.model.Name, x.class.Name} }
@@ -308,10 +312,15 @@ func durationOf(seconds float64) time.Duration {
 	return 0
 }
 
-// lineUp waits for the request's turn at r. It returns overloaded when it has
-// to be chosen for anew.
+// lineUp goes from the room, if the request is in there, to the line of r and waits
+// for its turn. It returns overloaded when it has to be chosen for anew.
 func (x *exchange) lineUp(r *Replica) failure {
 	c, lines := x.c, &x.c.s.lines
+	m := x.room
+	if m != nil {
+		m.takeOut(c, true)
+		x.outOfRoom()
+	}
 	lines.add(&r.gate)
 	defer lines.done(&r.gate)
 	k := x.waitKey()
@@ -320,7 +329,11 @@ func (x *exchange) lineUp(r *Replica) failure {
 	c.place.ticket.Tokens = x.asked.Tokens - x.picked()
 	c.expect(x.until)
 	x.evacuated = r.gate.evacuations.Load()
-	if !r.gate.queue(c) {
+	lined := r.gate.queue(c)
+	if m != nil {
+		m.call() // not before, or the next could be in line first
+	}
+	if !lined {
 		return overloaded
 	}
 	for !c.place.admitted.Load() {

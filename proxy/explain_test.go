@@ -508,3 +508,25 @@ func TestDecisionOfAnotherFleet(t *testing.T) {
 		}
 	}
 }
+
+// TestTellAllocates: what a request does for a decision that is logged takes as many
+// pieces of memory for many replicas as for few. The rest is WorkOut's.
+func TestTellAllocates(t *testing.T) {
+	if raceDetector {
+		t.Skip("the race detector allocates")
+	}
+	for _, n := range []int{3, 256} {
+		x := hundreds(t, n)
+		x.cache = &cache{index: index.New(index.Config{})}
+		x.pick(false)
+		x.replica = x.places[x.choice.Index]
+		if allocs := testing.AllocsPerRun(50, func() { x.tell(new(Decision)) }); allocs > 5 {
+			t.Errorf("%d replicas: %v allocations", n, allocs)
+		}
+		d := new(Decision)
+		x.tell(d)
+		if d.WorkOut(); d.Replicas[n-1].Blocks["gpu"] == 0 {
+			t.Errorf("%d replicas: %+v of what the last one holds", n, d.Replicas[n-1].Blocks)
+		}
+	}
+}

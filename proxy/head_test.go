@@ -74,6 +74,8 @@ func TestRequestHead(t *testing.T) {
 	f("Connection: keep-alive\r\nKeep-Alive: 5\r\nTE: trailers\r\nUpgrade: h2c\r\nProxy-Connection: x\r\nTrailer: a\r\n", "")
 	f("Proxy-Authorization: Basic k\r\n", "")
 	f("Transfer-Encoding: Chunked\r\n", "")
+	// What is the agent's own is not for engines, nor what looks like it.
+	f("X-Inferrail-Budget-Ms: 5\r\nx-inferrail-priority: a\r\nX-Inferrail-Replica: e\r\nX-Inferrail-Something-That-Is-Rather-Long: 1\r\n", "")
 
 	bad := func(in string) {
 		t.Helper()

@@ -443,6 +443,10 @@ func TestPrefillChaos(t *testing.T) {
 		})
 	}
 	clients.Wait()
+	// A client may have left before its connection was seen.
+	eventually(t, 20*time.Second, "all connections are over", func() bool {
+		return r.s.stats.accepted.Load() == 12*40 && r.s.Datapath().Connections == 0
+	})
 	observed := 0
 	for _, p := range r.over() {
 		if p.Observed >= 0 {

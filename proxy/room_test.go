@@ -275,6 +275,30 @@ func TestRoom(t *testing.T) {
 	})
 }
 
+// TestNobodyOvertakes: who goes from the room to a line has its place there before
+// the next is called.
+func TestNobodyOvertakes(t *testing.T) {
+	r := newWaitingRig(t, Waiting{Max: 10, Timeout: 20 * time.Second}, 1)
+	g := &r.replicas[0].gate
+	r.busy()
+	r.asks(1, "a")
+	r.asks(2, "b")
+	func() {
+		g.mu.Lock() // nobody gets into the line
+		defer g.mu.Unlock()
+		g.room.Store(1)
+		r.s.rooms.call()
+		r.waiting(1)
+		for end := time.Now().Add(20 * time.Millisecond); time.Now().Before(end); time.Sleep(time.Millisecond) {
+			if n := r.s.rooms.waiting.Load(); n != 1 {
+				t.Errorf("%d wait", n)
+				return
+			}
+		}
+	}()
+	r.serves("busy", "a", "b")
+}
+
 // TestFullIsToldWhenThereIsRoom: when every place is taken, the answer tells when one
 // is expected to become free.
 func TestFullIsToldWhenThereIsRoom(t *testing.T) {
@@ -518,7 +542,7 @@ func TestLineGivesWay(t *testing.T) {
 	better = r.dial().sends(post(hello))
 	third.maybe503(low)
 	r.places(1, 1, 1, 1)
-	for range 2 {
+	for range 4 { // all four may be served by the one that is faster
 		release[0] <- struct{}{}
 		release[1] <- struct{}{}
 	}
@@ -676,6 +700,82 @@ func TestWaitsAreCounted(t *testing.T) {
 	}
 	r.serves("busy", "a")
 	r.waiting(0)
+}
+
+// TestRoomAgainstModel plays random histories to a room, and looks among all who wait
+// for whom it should call, and whether a newcomer may be tried.
+func TestRoomAgainstModel(t *testing.T) {
+	_, tcp := pair(t)
+	budgets := []time.Duration{0, time.Millisecond, 2 * time.Millisecond, time.Second}
+	passed, called := 0, 0
+	for seed := range uint64(300) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		var m room
+		var in []*conn
+		most := len(budgets)
+		if seed%2 == 0 {
+			most = 1 + rng.IntN(2) // mostly all are alike
+		}
+		for step := range 200 {
+			class, budget := rng.IntN(2), budgets[rng.IntN(most)]
+			switch k := rng.IntN(8); {
+			case k < 3 && len(in) < 20:
+				c := &conn{tcp: tcp, nudge: make(chan struct{}, 1)}
+				c.x.budget, c.place.ticket.Class = budget, class
+				if m.join(c, 20) {
+					in = append(in, c)
+				}
+			case k == 3 && len(in) > 0:
+				i := rng.IntN(len(in))
+				m.leave(in[i], rng.IntN(2) == 0)
+				in = slices.Delete(in, i, i+1)
+			case k == 4:
+				m.call()
+			case k == 5:
+				m.renew()
+			case len(in) > 0:
+				c := in[rng.IntN(len(in))]
+				if m.on != nil && !m.called(c) {
+					continue // another one looks first
+				}
+				if c.x.budget == 0 {
+					continue // admission refuses nobody who grants all the time there is
+				}
+				bar, want := max(m.bar, c.x.budget), (*conn)(nil)
+				for t := range m.queue.All() {
+					if b := t.Value.x.budget; want == nil && (b == 0 || b > bar) {
+						want = t.Value
+					}
+				}
+				m.pass(c, true)
+				if m.on != want {
+					t.Fatalf("seed %d, step %d: another one is called than should be", seed, step)
+				}
+				if want != nil {
+					called++
+				}
+			}
+			want := true
+			for t := range m.queue.All() {
+				if t.Class > class {
+					break
+				}
+				if b := t.Value.x.budget; patience(b) >= patience(budget) || patience(b) > m.bar {
+					want = false
+					break
+				}
+			}
+			if got := m.passes(class, budget); got != want {
+				t.Fatalf("seed %d, step %d: a newcomer passes: %v", seed, step, got)
+			}
+			if want && len(in) > 0 {
+				passed++
+			}
+		}
+	}
+	if passed < 100 || called < 100 {
+		t.Errorf("too little happened: %d have passed, %d were called", passed, called)
+	}
 }
 
 // TestRoomUnderRaces: whoever comes, is called, gives up, gives way or is taken at

@@ -102,11 +102,24 @@ func lastTimings(tail []byte) (usage, bool) {
 	}
 }
 
+// lastIndex is bytes.LastIndex, which looks at one byte after another, where
+// bytes.Index looks at 32 at a time: of a text that occurs seldom it takes an eighth.
+func lastIndex(b, text []byte) int {
+	last := -1
+	for from := 0; ; from = last + 1 {
+		i := bytes.Index(b[from:], text)
+		if i < 0 {
+			return last
+		}
+		last = from + i
+	}
+}
+
 // lastObject returns b from the last object on that is the value of the member
 // quoted, and what comes before that member. A nil object means there is none.
 func lastObject(b []byte, quoted string) (object, before []byte) {
 	for {
-		i := bytes.LastIndex(b, []byte(quoted))
+		i := lastIndex(b, []byte(quoted))
 		if i < 0 {
 			return nil, nil
 		}

@@ -1,7 +1,9 @@
 package proxy
 
 import (
+	"bytes"
 	"fmt"
+	"math/rand/v2"
 	"strings"
 	"testing"
 
@@ -143,5 +145,19 @@ func TestFindUsageDoesNotAllocate(t *testing.T) {
 		}
 	}); n != 0 {
 		t.Errorf("%v allocations", n)
+	}
+}
+
+func TestLastIndex(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 1))
+	for range 20_000 {
+		b := make([]byte, rng.IntN(200))
+		for i := range b {
+			b[i] = "ab"[rng.IntN(2)]
+		}
+		text := []byte("aabaaba"[:1+rng.IntN(7)])
+		if got, want := lastIndex(b, text), bytes.LastIndex(b, text); got != want {
+			t.Fatalf("%q in %q: %d, want %d", text, b, got, want)
+		}
 	}
 }
