@@ -140,8 +140,10 @@ func (c *Config) validateClasses(p *problems) {
 		case known[k.Name] != "":
 			p.add(path+".name", "%q is already %s", k.Name, known[k.Name])
 		default:
+			if _, ok := known[k.Name]; !ok {
+				names = append(names, k.Name)
+			}
 			known[k.Name] = path + ".name"
-			names = append(names, k.Name)
 		}
 		if n := k.Rank; n < -mostRank || n > mostRank {
 			p.add(path+".rank", "%d is outside %d to %d", n, -mostRank, mostRank)

@@ -28,7 +28,7 @@ models: [{name: m, admission: {percentile: 50}, queue: {timeout: 1s}}]`)
 	old.grant(m, nil)
 	old.grant(other, nil)
 	now := time.Now()
-	m.Admission.Observe(now, time.Second)
+	m.Admission.Observe(now, time.Second, 0)
 	if s := m.Admission.State(now); s.Mode != "empirical" || s.Percentile != 0.5 || s.Window != 30*time.Second || s.Samples != 1 {
 		t.Errorf("m: %+v", s)
 	}

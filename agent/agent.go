@@ -1,5 +1,3 @@
-// Package agent is the running node: its configuration, the engines it knows,
-// the life cycle of the kernel datapath, and the admin pages.
 package agent
 
 import (

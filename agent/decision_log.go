@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -19,7 +20,7 @@ import (
 // DecisionsConfig says which decisions are written down.
 type DecisionsConfig struct {
 	// File gets them, a line of JSON each; when empty, none is written. It is
-	// opened again upon SIGHUP, so that it can be moved away.
+	// opened again upon SIGHUP, so that it can be moved away, and when it was deleted.
 	File string `yaml:"file"`
 	// Sample is the part of all decisions, drawn at random, that is written: 1 is
 	// all.
@@ -127,8 +128,7 @@ func (l *decisionLog) run() {
 	for {
 		select {
 		case <-l.reopens:
-			l.shut()
-			l.retry = time.Time{}
+			l.anew()
 		case d := <-l.records:
 			l.write(d)
 		case <-l.closing.Done():
@@ -183,7 +183,16 @@ func (l *decisionLog) write(d *proxy.Decision) {
 
 // put appends lines to the file, which it opens if need be.
 func (l *decisionLog) put(lines []byte) error {
+	select {
+	case <-l.reopens: // before lines were sent, it may be
+		l.anew()
+	default:
+	}
 	f := l.file.Load()
+	if f != nil && deleted(f) {
+		l.anew() // nobody would ever read it
+		f = nil
+	}
 	if f == nil {
 		cfg := l.wanted.Load()
 		if cfg.File == "" {
@@ -212,6 +221,16 @@ func (l *decisionLog) put(lines []byte) error {
 	return err
 }
 
+// deleted reports that no name leads to a file any more.
+func deleted(f *os.File) bool {
+	info, err := f.Stat()
+	if err != nil || !info.Mode().IsRegular() {
+		return false
+	}
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	return ok && stat.Nlink == 0
+}
+
 var errNoDecisionFile = fmt.Errorf("no file is configured any more")
 
 // ail tells once that the file cannot be written.
@@ -220,6 +239,12 @@ func (l *decisionLog) ail(what string, err error) {
 		l.ailing = true
 		l.log.Warn(what, "file", l.wanted.Load().File, "why", err)
 	}
+}
+
+// anew lets the next lines open the file.
+func (l *decisionLog) anew() {
+	l.shut()
+	l.retry = time.Time{}
 }
 
 func (l *decisionLog) shut() {

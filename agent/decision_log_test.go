@@ -255,11 +255,16 @@ func TestDecisionLogTornLine(t *testing.T) {
 	defer r.Close()
 	l := &decisionLog{log: testLog(t)}
 	l.file.Store(w)
-	if err := w.SetWriteDeadline(time.Now().Add(20 * time.Millisecond)); err != nil {
+	tried := make(chan error)
+	go func() { tried <- l.put(append(bytes.Repeat([]byte("x"), 1<<20), '\n')) }()
+	eventually(t, func() bool {
+		n, err := unix.IoctlGetInt(int(r.Fd()), unix.TIOCINQ)
+		return err == nil && n > 0
+	}, func() string { return "nothing is written" })
+	if err := w.SetWriteDeadline(time.Unix(1, 0)); err != nil {
 		t.Fatal(err)
 	}
-	long := append(bytes.Repeat([]byte("x"), 1<<20), '\n')
-	if l.put(long) == nil || !l.torn {
+	if <-tried == nil || !l.torn {
 		t.Fatal("a pipe takes a megabyte")
 	}
 	got := make([]byte, 1<<20)
@@ -284,5 +289,35 @@ func TestDecisionLogTornLine(t *testing.T) {
 	}
 	if !slices.Equal(rest[len(rest)-4:], []byte("\n{}\n")) {
 		t.Errorf("it ends with %q", rest[max(len(rest)-10, 0):])
+	}
+}
+
+// A decision that is sent after another file was configured goes there, whichever of
+// the two the goroutine hears of first; and what is sent after a file was deleted goes
+// to a new one.
+func TestDecisionLogOfAnotherFile(t *testing.T) {
+	dir := t.TempDir()
+	first, second := filepath.Join(dir, "first"), filepath.Join(dir, "second")
+	l := &decisionLog{log: testLog(t), closing: t.Context(), reopens: make(chan struct{}, 1)}
+	defer l.shut()
+	l.configure(DecisionsConfig{File: first, Sample: 1})
+	if err := l.put([]byte("{}\n")); err != nil {
+		t.Fatal(err)
+	}
+	l.configure(DecisionsConfig{File: second, Sample: 1})
+	if err := l.put([]byte("{}\n")); err != nil {
+		t.Fatal(err)
+	}
+	if len(loggedDecisions(t, first)) != 1 || len(loggedDecisions(t, second)) != 1 {
+		t.Error("both are not in files of their own")
+	}
+	if err := os.Remove(second); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.put([]byte("{}\n")); err != nil {
+		t.Fatal(err)
+	}
+	if len(loggedDecisions(t, second)) != 1 {
+		t.Error("what is written after a file was deleted is lost")
 	}
 }

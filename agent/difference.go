@@ -34,7 +34,7 @@ func (d *differ) compare(path string, a, b reflect.Value, hide bool) {
 		}
 	case a.Kind() == reflect.Slice && a.Type().Elem().Kind() == reflect.Struct:
 		d.compareEntries(path, a, b)
-	case a.Kind() == reflect.Slice && a.Len() == 0 && b.Len() == 0:
+	case (a.Kind() == reflect.Slice || a.Kind() == reflect.Map) && a.Len() == 0 && b.Len() == 0:
 		// nil or empty, which means the same.
 	case !reflect.DeepEqual(a.Interface(), b.Interface()):
 		d.list = append(d.list, difference{path, shown(a, hide), shown(b, hide)})
@@ -69,17 +69,18 @@ func entryName(v reflect.Value) string {
 	if id := v.FieldByName("ID"); id.IsValid() {
 		return id.String()
 	}
-	name := v.FieldByName("Name").String()
-	// One name may be looked up in more than one way.
-	if d, ok := v.Interface().(DNSConfig); ok {
-		name += fmt.Sprintf(" %s %d", d.Type, d.Port)
+	switch e := v.Interface().(type) {
+	case ShadowConfig:
+		return e.label()
+	case DNSConfig: // one name may be looked up in more than one way
+		return fmt.Sprintf("%s %s %d", e.Name, e.Type, e.Port)
 	}
-	return name
+	return v.FieldByName("Name").String()
 }
 
 func shown(v reflect.Value, hide bool) string {
 	switch {
-	case v.Kind() == reflect.String && v.Len() == 0:
+	case (v.Kind() == reflect.String || v.Kind() == reflect.Map) && v.Len() == 0:
 		return "(none)"
 	case hide:
 		return secret

@@ -42,6 +42,9 @@ const (
 	mostRequests = 1 << 20
 	// mostVRAM is more than all of a node's GPUs have.
 	mostVRAM = 1 << 50
+	// mostLoads is more bytes than the loads of mostRanks have: what a page of empty
+	// ones would become takes twenty times its size.
+	mostLoads = 1 << 20
 	// mostShare is what shares that are rounded come to.
 	mostShare = 1.01
 	// hitsFor is how long a token that was looked for counts in the hit rate.
@@ -229,7 +232,7 @@ func readLoads(page []byte) (reading, bool) {
 			HitRate *float64 `json:"cache_hit_rate"`
 		} `json:"loads"`
 	}
-	if json.Unmarshal(page, &body) != nil || body.Loads == nil {
+	if len(page) > mostLoads || json.Unmarshal(page, &body) != nil || body.Loads == nil {
 		return reading{}, false
 	}
 	r := reading{engine: "sglang"}

@@ -151,6 +151,8 @@ func TestLoadsThatCannotBeRead(t *testing.T) {
 		{strings.Replace(page, "vllm:num_requests_waiting", "vllm:num_requests_hiding", 1), "unreadable", "it lacks vllm:num_requests_waiting"},
 		{strings.Replace(page, "} 3.0", "} NaN", 1), "unreadable", "vllm:num_requests_running is NaN"},
 		{strings.Replace(page, "} 3.0", "} -3.0", 1), "unreadable", "vllm:num_requests_running is -3"},
+		{strings.Replace(page, "} 3.0", "} 1e308", 1), "unreadable", "vllm:num_requests_running is 1e+308"},
+		{strings.Replace(page, "} 0.5", "} 2", 1), "unreadable", "vllm:kv_cache_usage_perc is 2"},
 		{"<html>It works!</html>\n", "unreadable", "nothing of an engine that is known"},
 		{"", "unreadable", "nothing of an engine that is known"},
 		{strings.Repeat("x", maxScrape), "unreadable", "it has 8MiB or more"},
@@ -166,6 +168,8 @@ func TestLoadsThatCannotBeRead(t *testing.T) {
 	s.expectLoadState("a", "refused", "status 503")
 	e.status("/metrics", 0)
 	s.expectLoads("a: 3+1, good: 3+1")
+	e.status("/metrics", http.StatusFound) // nobody is followed to where he points
+	s.expectLoadState("a", "absent", "status 302")
 	e.status("/metrics", http.StatusNotFound)
 	s.expectLoadState("a", "absent", "status 404")
 	s.expectLoads("a: ?, good: 3+1")

@@ -95,6 +95,10 @@ type member struct {
 	// When samples was last seen to change, which is how many observations of its
 	// speed there are, the others had others.
 	samples, others int
+	// told is how many seconds a usual prompt took there when that was last told in
+	// the log, 0 for never, and changes how often the replica had changed then.
+	told    float64
+	changes int
 	// reports are the looks at its load, by what became of them; loadWhy is why the
 	// last one has told nothing.
 	reports [loadOutcomes]uint64

@@ -72,16 +72,15 @@ func (c *Config) validateRouting(p *problems) {
 		m := &c.Models[i]
 		path := fmt.Sprintf("models[%d]", i)
 		if m.Policy != "" || len(m.Weights) > 0 {
-			name, weights := c.chosenBy(m)
-			p.policy(path+".policy", path+".weights", name, weights)
+			name, _ := c.chosenBy(m)
+			p.policy(path+".policy", path+".weights", name, m.Weights)
 		}
 		p.shadows(path+".shadows", m.Shadows, r.Shadows)
 		p.header(path+".session_header", m.SessionHeader)
 	}
 }
 
-// policy checks a policy's name, and its weights. Where only the default is at
-// fault, that is told once.
+// policy checks a policy's name, and the weights that are given for it in one place.
 func (p *problems) policy(path, weightsPath, name string, weights Weights) {
 	if !slices.Contains(policy.Names(), name) {
 		p.oneOf(path, name, policy.Names()...)

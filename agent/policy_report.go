@@ -28,13 +28,16 @@ type policyReport struct {
 }
 
 // admissionReport is what decides whether a model's requests are taken. Observed is
-// the Percentile of the times to first token in the Window, 0 of no samples.
+// the Percentile of the times to first token in the Window, 0 of no samples. For
+// LateForS requests whose budget is at most LateBudgetMS are taken to be late still.
 type admissionReport struct {
-	Mode       string  `json:"mode"`
-	Percentile float64 `json:"percentile"`
-	WindowS    float64 `json:"window_s"`
-	ObservedMS float64 `json:"observed_ms"`
-	Samples    int     `json:"samples"`
+	Mode         string  `json:"mode"`
+	Percentile   float64 `json:"percentile"`
+	WindowS      float64 `json:"window_s"`
+	ObservedMS   float64 `json:"observed_ms"`
+	Samples      int     `json:"samples"`
+	LateForS     float64 `json:"late_for_s"`
+	LateBudgetMS float64 `json:"late_budget_ms"`
 }
 
 // shadowReport is a policy beside the live one. Times are in milliseconds, and above
@@ -75,7 +78,8 @@ func (f *fleet) policyReports() []policyReport {
 			Replicas: len(m.Replicas), BudgetMS: float64(m.Budget.Microseconds()) / 1000, Shadows: []shadowReport{}}
 		if m.Admission != nil {
 			s := m.Admission.State(now)
-			row.Admission = &admissionReport{s.Mode, s.Percentile, s.Window.Seconds(), thousandths(s.Observed.Seconds() * 1000), s.Samples}
+			row.Admission = &admissionReport{s.Mode, s.Percentile, s.Window.Seconds(), thousandths(s.Observed.Seconds() * 1000), s.Samples,
+				thousandths(s.LateFor.Seconds()), thousandths(s.LateBudget.Seconds() * 1000)}
 		}
 		row.MaxWaiting = m.Waiting.Max
 		if m.State != nil {

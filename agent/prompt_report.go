@@ -22,7 +22,8 @@ const (
 	// times the memory.
 	maxPromptReport = 8 << 20
 	promptReports   = 2
-	// promptReportTime bounds how long such a body may take to arrive.
+	// promptReportTime bounds how long such a body may take to arrive; twice that,
+	// until the answer has been taken.
 	promptReportTime = 30 * time.Second
 )
 
@@ -115,9 +116,14 @@ func (ad *admin) posted(w http.ResponseWriter, r *http.Request, usage string) (b
 		http.Error(w, fmt.Sprintf("%d prompts are being looked at; try again", promptReports), http.StatusServiceUnavailable)
 		return nil, nil, false
 	}
-	done = func() { <-ad.prompts }
 	// A connection that cannot have a deadline keeps its place until it ends.
-	_ = http.NewResponseController(w).SetReadDeadline(began.Add(promptReportTime))
+	conn := http.NewResponseController(w)
+	_ = conn.SetReadDeadline(began.Add(promptReportTime))
+	_ = conn.SetWriteDeadline(began.Add(2 * promptReportTime))
+	done = func() {
+		_ = conn.SetWriteDeadline(time.Time{}) // the next request's answer is another matter
+		<-ad.prompts
+	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxPromptReport))
 	switch {
 	case errors.As(err, new(*http.MaxBytesError)):

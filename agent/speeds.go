@@ -71,6 +71,7 @@ func (f *fleet) shareSpeeds() {
 	now, typical := time.Now(), policy.Prefill(1000, 1000)
 	for i, m := range f.members {
 		e := &estimates[i]
+		f.tellChangeLocked(m, e, e.Speed.Time(typical))
 		if others := total - e.Samples; e.Samples != m.samples || others < m.others {
 			m.samples, m.others = e.Samples, others
 		}
@@ -98,6 +99,27 @@ func (f *fleet) slownessLocked(m *member) float64 {
 		}
 	}
 	return policy.Slowness(m.replica.Filter().State(), others)
+}
+
+// toldFrom is by how much a replica must have become slower or faster for a line in
+// the log.
+const toldFrom = 1.5
+
+// tellChangeLocked logs that a replica has become slower or faster as a whole. now is
+// how many seconds a prompt of 1,000 tokens takes there.
+func (f *fleet) tellChangeLocked(m *member, e *policy.Estimate, now float64) {
+	switch {
+	case e.Samples < leastSamples:
+		return
+	case m.told == 0:
+	case e.Changes == m.changes || now < m.told*toldFrom && now > m.told/toldFrom:
+		return
+	case now > m.told:
+		f.log.Warn("replica has become slower", "replica", m.id, "url", m.url, "times", thousandths(now/m.told), "ms_for_1000_tokens", thousandths(now*1e3))
+	default:
+		f.log.Info("replica has become faster", "replica", m.id, "url", m.url, "times", thousandths(m.told/now), "ms_for_1000_tokens", thousandths(now*1e3))
+	}
+	m.told, m.changes = now, e.Changes
 }
 
 // sharesModel reports that both serve a model.

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -97,4 +98,34 @@ func TestSpeedsOfWholeAnswers(t *testing.T) {
 	f("a", 1)
 	f("b", 1)
 	f("c", 4/1.3)
+}
+
+// A replica that has become slower, or as fast as before again, is told of once.
+func TestChangesOfSpeedAreTold(t *testing.T) {
+	engine := startEngine(t, 0, "m")
+	c := DefaultConfig()
+	c.Replicas = []ReplicaConfig{{ID: "a", URL: engine.URL()}}
+	if err := c.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	log := &lines{}
+	s := newStageOf(t, &c, func(f *fleet) { f.log = log.logger() })
+	s.expect("m=a")
+	expect := func(when string, n int, perToken float64, slower, faster int) {
+		t.Helper()
+		for i := range n {
+			w := policy.Prefill(500+100*(i%20), 0)
+			s.member("a").replica.Calibration().Observe(policy.Observation{Work: w, Seconds: perToken*w.Tokens + 0.01})
+			s.fleet.shareSpeeds()
+		}
+		for text, want := range map[string]int{"replica has become slower": slower, "replica has become faster": faster} {
+			if got := strings.Count(log.String(), text); got != want {
+				t.Errorf("%s: %q is told %d times, want %d:\n%s", when, text, got, want, log)
+			}
+		}
+	}
+	expect("what it is like at first", 100, 100e-6, 0, 0)
+	expect("hardly slower", 100, 120e-6, 0, 0)
+	expect("throttled", 100, 500e-6, 1, 0)
+	expect("no longer", 100, 100e-6, 1, 1)
 }

@@ -280,6 +280,7 @@ func TestRanksCaches(t *testing.T) {
 		t.Cleanup(func() { engine.Close() })
 		c := DefaultConfig()
 		c.Listen, c.AdminListen, c.Datapath.Mode = "127.0.0.1:0", "127.0.0.1:0", "copy"
+		c.Routing.DefaultPolicy = "random" // whatever they have cached, all are asked
 		c.Models = []ModelConfig{{Name: "m", Tokenizer: "builtin:sim"}}
 		c.Replicas = []ReplicaConfig{{ID: "a", URL: engine.URL()}}
 		a := startAgent(t, c)

@@ -105,6 +105,32 @@ func (x *Index) Prefilled(c *Claim, now time.Time) {
 		return
 	}
 	defer s.unlock()
+	s.begun(c, now)
+}
+
+// TryPrefilled is Prefilled where that takes no time worth speaking of. It reports
+// false, and has done nothing, where another one changes the slot just now, or the
+// prompt has brought many blocks: then Prefilled is for a goroutine that nobody
+// waits for.
+func (x *Index) TryPrefilled(c *Claim, now time.Time) bool {
+	const many = 256
+	s := x.at(int(c.slot) - 1)
+	if c.slot == 0 || s == nil {
+		return true // it is void
+	}
+	if c.added > many || !s.mu.TryLock() {
+		return false
+	}
+	defer s.unlock()
+	if !s.gone && s.epoch == c.epoch {
+		s.begun(c, now)
+	}
+	return true
+}
+
+// begun says that the engine has begun to answer a claim on the slot, whose mutex
+// is held.
+func (s *slot) begun(c *Claim, now time.Time) {
 	s.shadow.prefilled(s, c, now)
 	s.shadow.account(&s.tree)
 	s.foresee()

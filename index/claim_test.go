@@ -80,6 +80,51 @@ func TestReadersOfAnswers(t *testing.T) {
 	checkShadow(t, s)
 }
 
+// TestPrefilledAtOnce: TryPrefilled waits for nobody, and leaves long prompts to
+// others, which costs nothing but the time.
+func TestPrefilledAtOnce(t *testing.T) {
+	x := New(Config{})
+	x.Join(0, SlotConfig{Model: "m", BlockSize: 4, Capacity: 4000, AfterPrefill: true})
+	now := time.Unix(1000, 0)
+	held := func(p *Prompt) int {
+		var l Lookup
+		x.Look(&l, p)
+		return int(l.Held(0)[GPU])
+	}
+	prompts := turns(rand.New(rand.NewPCG(1, 1)), 2, 800, 4)
+	short, long := prompts[0], prompts[1] // by 200 blocks, and with 200 more
+	other := turns(rand.New(rand.NewPCG(2, 2)), 1, 1600, 4)[0]
+
+	var c Claim
+	x.Claim(&c, 0, short, now)
+	s := x.lock(0)
+	if x.TryPrefilled(&c, now) {
+		t.Error("done under another one's lock")
+	}
+	s.unlock()
+	if n := held(short); n != 0 {
+		t.Errorf("%d blocks are held before it was told", n)
+	}
+	if !x.TryPrefilled(&c, now) || held(short) != len(short.Chain) {
+		t.Errorf("%d blocks are held", held(short))
+	}
+	var more, all Claim
+	if x.Claim(&more, 0, long, now); !x.TryPrefilled(&more, now) || held(long) != len(long.Chain) {
+		t.Errorf("%d blocks are held of a prompt of which the first were known", held(long))
+	}
+	if x.Claim(&all, 0, other, now); x.TryPrefilled(&all, now) || held(other) != 0 {
+		t.Errorf("%d blocks of a long prompt are held", held(other))
+	}
+	x.Prefilled(&all, now)
+	if held(other) != len(other.Chain) {
+		t.Errorf("%d blocks are held", held(other))
+	}
+	x.Forget(0)
+	if void := (Claim{}); !x.TryPrefilled(&void, now) || !x.TryPrefilled(&more, now) || held(short) != 0 {
+		t.Error("a claim that is void is left to others")
+	}
+}
+
 // TestClaimsAllocateNothing beside the records, which an index that is full has.
 func TestClaimsAllocateNothing(t *testing.T) {
 	if raceDetector {

@@ -392,11 +392,17 @@ type Prompt struct {
 // Cached is how many tokens the engine will take from its cache, when it holds
 // so much of the prompt: full blocks, and never the prompt's last token, which
 // is computed in any case (vLLM's and SGLang's rule). Of text it is unknown, 0.
-func (p *Prompt) Cached(h Held) int {
+func (p *Prompt) Cached(h Held) int { return p.CachedBlocks(h[Tiers-1]) }
+
+// CachedBlocks is Cached where so many blocks are held.
+func (p *Prompt) CachedBlocks(n int32) int {
 	if len(p.IDs) == 0 || p.Block < 1 {
 		return 0
 	}
-	return min(int(h[Tiers-1]), (len(p.IDs)-1)/p.Block) * p.Block
+	if tokens := int(n) * p.Block; tokens < len(p.IDs) { // mostly so, without a division
+		return tokens
+	}
+	return (len(p.IDs) - 1) / p.Block * p.Block
 }
 
 // Held is how many leading blocks of a prompt a slot holds, by tier: in that
@@ -424,6 +430,13 @@ func (x *Index) Look(l *Lookup, p *Prompt) {
 
 // Held is what a slot holds of the prompt looked up.
 func (l *Lookup) Held(number int) (h Held) {
+	l.HeldAt(&h, number)
+	return h
+}
+
+// HeldAt sets h, which is zero, to what Held is: who asks for all slots in turn saves
+// the time that copying it takes.
+func (l *Lookup) HeldAt(h *Held, number int) {
 	if number < 0 || number >= len(l.slots) || l.slots[number] == nil {
 		return
 	}
@@ -438,9 +451,8 @@ func (l *Lookup) Held(number int) (h Held) {
 		h[tier] = depth
 	}
 	if s.shadow.answers.some() {
-		s.shadow.beyond(l.prompt, &h)
+		s.shadow.beyond(l.prompt, h)
 	}
-	return
 }
 
 // Exact reports that a slot is in the state Exact.

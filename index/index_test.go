@@ -602,3 +602,24 @@ func TestBoundClaims(t *testing.T) {
 		t.Errorf("after all is forgotten: %+v", got)
 	}
 }
+
+// TestCachedBlocks beside the rule: whole blocks, and never the last token.
+func TestCachedBlocks(t *testing.T) {
+	for _, block := range []int{1, 3, 16} {
+		for tokens := range 50 {
+			p := &Prompt{IDs: make([]uint32, tokens), Block: block}
+			for held := range 60 {
+				want := 0
+				for k := 1; k <= held && k*block < tokens; k++ {
+					want = k * block
+				}
+				if got := p.CachedBlocks(int32(held)); got != want {
+					t.Errorf("%d blocks of %d held of %d tokens: %d are cached, want %d", held, block, tokens, got, want)
+				}
+			}
+		}
+	}
+	if n := (&Prompt{}).CachedBlocks(3) + (&Prompt{IDs: make([]uint32, 9)}).CachedBlocks(3); n != 0 {
+		t.Errorf("%d are cached of prompts that have no blocks", n)
+	}
+}

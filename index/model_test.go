@@ -243,7 +243,9 @@ func TestIndexAgainstModel(t *testing.T) {
 					}
 					switch k % 3 {
 					case 0: // it goes on
-						x.Prefilled(&c.claim, now)
+						if r.IntN(2) == 0 || !x.TryPrefilled(&c.claim, now) {
+							x.Prefilled(&c.claim, now)
+						}
 						if p != nil && c.exact && !c.over {
 							p.end(c, false, now)
 							c.over = true

@@ -451,7 +451,9 @@ func compare(t *testing.T, r *rand.Rand, e engine, radix bool, blocks, block, re
 				n.prefilled = true
 				what = fmt.Sprintf("request %d has its first token", id)
 				e.prefilled(id)
-				x.Prefilled(&n.claim, now)
+				if !x.TryPrefilled(&n.claim, now) {
+					x.Prefilled(&n.claim, now)
+				}
 				continue
 			}
 			generated := randomIDs(r, 1+r.IntN(3*block))

@@ -56,7 +56,7 @@ type AdmissionRules struct {
 // request's budget. When it is above, and for a window after it was, requests are
 // late. Then one that would have to wait is refused, unless it would wait for a
 // small part of its budget only, as it is predicted, and what was observed in the
-// last second was in time, so that this can be believed. So
+// last second was in time from when it was taken on, so that this can be believed. So
 //
 //   - an idle fleet takes whatever comes, and one whose load has gone takes requests
 //     again within a second: the estimate cannot lock itself shut;
@@ -72,10 +72,11 @@ type AdmissionRules struct {
 type Admission struct {
 	mu    sync.Mutex // guards the rest
 	rules AdmissionRules
-	// at and took are a ring of the latest observations, in nanoseconds; those that
-	// are too old are skipped.
-	at, took [admissionSamples]int64
-	n, next  int
+	// at, took and served are a ring of the latest observations, in nanoseconds;
+	// those that are too old are skipped. served is the part of took since the request
+	// was taken.
+	at, took, served [admissionSamples]int64
+	n, next          int
 	// Up to lateUntil requests are late whose budget is at most lateBudget.
 	lateUntil  time.Time
 	lateBudget time.Duration
@@ -131,11 +132,14 @@ func (r *AdmissionRules) window() time.Duration {
 	return 30 * time.Second
 }
 
-// Observe takes the time to first token of a request that was answered.
-func (a *Admission) Observe(now time.Time, ttft time.Duration) {
+// Observe takes the time to first token of a request that was answered, and how much
+// of it that had waited until it was taken: none if it was taken at once. Requests
+// that wait long are late, but that tells nothing of predictions, which are about
+// what comes then.
+func (a *Admission) Observe(now time.Time, ttft, waited time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.at[a.next], a.took[a.next] = now.UnixNano(), int64(ttft)
+	a.at[a.next], a.took[a.next], a.served[a.next] = now.UnixNano(), int64(ttft), int64(ttft-waited)
 	a.next = (a.next + 1) % admissionSamples
 	a.n = min(a.n+1, admissionSamples)
 	a.observed = true
@@ -204,7 +208,7 @@ func (a *Admission) Admit(now time.Time, predicted, wait, budget time.Duration) 
 }
 
 func (a *Admission) judgeLocked(now time.Time, wait, budget time.Duration) (reason string, refuse bool) {
-	all, late := a.countLocked(now, a.rules.window(), budget)
+	all, late := a.countLocked(now, a.rules.window(), budget, &a.took)
 	if all < leastSamples {
 		return reasonFew, false
 	}
@@ -220,7 +224,7 @@ func (a *Admission) judgeLocked(now time.Time, wait, budget time.Duration) (reas
 	case !guarded:
 		reason = reasonHopeless
 	case wait <= budget/soonPart:
-		if all, late := a.countLocked(now, lately, budget); all > 0 && !a.aboveLocked(all, late) {
+		if all, late := a.countLocked(now, lately, budget, &a.served); all > 0 && !a.aboveLocked(all, late) {
 			return reasonSoon, false
 		}
 	}
@@ -239,12 +243,12 @@ func (a *Admission) aboveLocked(all, late int) bool {
 
 // countLocked counts the observations of a time up to now, and those that took
 // longer than the budget.
-func (a *Admission) countLocked(now time.Time, window, budget time.Duration) (all, late int) {
+func (a *Admission) countLocked(now time.Time, window, budget time.Duration, took *[admissionSamples]int64) (all, late int) {
 	from := now.UnixNano() - int64(window)
 	for i, at := range a.at[:a.n] {
 		if at >= from {
 			all++
-			if a.took[i] > int64(budget) {
+			if took[i] > int64(budget) {
 				late++
 			}
 		}
@@ -263,6 +267,9 @@ type AdmissionState struct {
 	// many; both are 0 when there is none.
 	Observed time.Duration
 	Samples  int
+	// LateFor is for how long still requests are taken to be late whose budget is at
+	// most LateBudget, even where Observed is below that by now; 0 when they are not.
+	LateFor, LateBudget time.Duration
 }
 
 // State is what it knows at a time.
@@ -270,6 +277,9 @@ func (a *Admission) State(now time.Time) AdmissionState {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	s := AdmissionState{Mode: a.rules.Mode.String(), Percentile: a.rules.percentile(), Window: a.rules.window()}
+	if late := a.lateUntil.Sub(now); late > 0 && a.rules.Mode == Empirical {
+		s.LateFor, s.LateBudget = late, a.lateBudget
+	}
 	var times []time.Duration
 	for i, at := range a.at[:a.n] {
 		if at >= now.UnixNano()-int64(s.Window) {

@@ -51,7 +51,7 @@ func TestAdmission(t *testing.T) {
 					d.ScanArgs(t, "n", &n)
 				}
 				for range n {
-					a.Observe(now, duration("ttft"))
+					a.Observe(now, duration("ttft"), duration("waited"))
 				}
 			case "admit":
 				v := a.Admit(now, duration("predicted"), duration("wait"), duration("budget"))
@@ -67,7 +67,11 @@ func TestAdmission(t *testing.T) {
 				d.Fatalf(t, "unknown command %s", d.Cmd)
 			}
 			s := a.State(now)
-			return fmt.Sprintf("%s: p%.0f of %d is %v", s.Mode, 100*s.Percentile, s.Samples, s.Observed)
+			text := fmt.Sprintf("%s: p%.0f of %d is %v", s.Mode, 100*s.Percentile, s.Samples, s.Observed)
+			if s.LateFor > 0 {
+				text += fmt.Sprintf("; late for %v, up to a budget of %v", s.LateFor, s.LateBudget)
+			}
+			return text
 		})
 	})
 }
@@ -79,6 +83,8 @@ type overload struct {
 	admission *Admission
 	budget    time.Duration
 	service   time.Duration // of a prompt, on average
+	// way is how long a request takes to a replica.
+	way time.Duration
 	// belief is what waits and times are predicted to be, of what they are.
 	belief float64
 	free   []time.Time // when each replica has done what it has
@@ -89,10 +95,11 @@ type overload struct {
 	busy                   time.Duration
 }
 
-// firstToken is one that comes at a time.
+// firstToken is one that comes at a time. Of its time to it the request has waited so
+// much before it was taken.
 type firstToken struct {
-	at   time.Time
-	ttft time.Duration
+	at           time.Time
+	ttft, waited time.Duration
 }
 
 func newOverload(r AdmissionRules, replicas int, belief float64) *overload {
@@ -102,10 +109,10 @@ func newOverload(r AdmissionRules, replicas int, belief float64) *overload {
 	return o
 }
 
-// ask is one request.
-func (o *overload) ask(now time.Time) Verdict {
+// ask is one request that has waited for some time.
+func (o *overload) ask(now time.Time, waited time.Duration) Verdict {
 	for len(o.firsts) > 0 && !o.firsts[0].at.After(now) {
-		o.admission.Observe(o.firsts[0].at, o.firsts[0].ttft)
+		o.admission.Observe(o.firsts[0].at, o.firsts[0].ttft, o.firsts[0].waited)
 		o.firsts = o.firsts[1:]
 	}
 	best := slices.MinFunc(o.free, time.Time.Compare)
@@ -119,13 +126,14 @@ func (o *overload) ask(now time.Time) Verdict {
 		return v
 	}
 	o.taken++
-	if wait+service <= o.budget {
+	if waited+wait+service <= o.budget {
 		o.inTime++
 	}
 	o.busy += service
+	wait = max(wait, o.way)
 	o.free[i] = now.Add(wait + service)
 	at, _ := slices.BinarySearchFunc(o.firsts, o.free[i], func(f firstToken, at time.Time) int { return f.at.Compare(at) })
-	o.firsts = slices.Insert(o.firsts, at, firstToken{o.free[i], wait + service})
+	o.firsts = slices.Insert(o.firsts, at, firstToken{o.free[i], waited + wait + service, waited})
 	return v
 }
 
@@ -133,7 +141,7 @@ func (o *overload) ask(now time.Time) Verdict {
 // do. It forgets the counts of before.
 func (o *overload) run(now time.Time, length time.Duration, load float64) (end time.Time) {
 	o.taken, o.refused, o.inTime, o.busy = 0, 0, 0, 0
-	for end = now.Add(length); ; o.ask(now) {
+	for end = now.Add(length); ; o.ask(now, 0) {
 		gap := o.rng.ExpFloat64() * float64(o.service) / (load * float64(len(o.free)))
 		if now = now.Add(time.Duration(gap)); now.After(end) {
 			return end
@@ -177,6 +185,35 @@ func TestAdmissionInOverload(t *testing.T) {
 	}
 }
 
+// TestAdmissionOfAQueue: where requests wait instead of being refused, all that are
+// served are late, and replicas have all they can do nevertheless: the next request is
+// there when one is done.
+func TestAdmissionOfAQueue(t *testing.T) {
+	for _, replicas := range []int{1, 4, 32} {
+		o := newOverload(AdmissionRules{Mode: Empirical}, replicas, 1)
+		o.service, o.way, o.budget = 50*time.Millisecond, 10*time.Millisecond, 400*time.Millisecond
+		now := time.Unix(1e6, 0)
+		const length, step, most = time.Minute, time.Millisecond, 100
+		var queue []time.Time // when those that wait have come
+		owed := 0.0
+		for end := now.Add(length); now.Before(end); now = now.Add(step) {
+			for owed += 2 * float64(replicas) * step.Seconds() / o.service.Seconds(); owed >= 1; owed-- {
+				if len(queue) < most {
+					queue = append(queue, now)
+				}
+			}
+			for len(queue) > 0 && !o.ask(now, now.Sub(queue[0])).Refuse {
+				queue = queue[1:]
+			}
+		}
+		busy := o.busy.Seconds() / (length.Seconds() * float64(replicas))
+		t.Logf("%d replicas: %d taken, %d in time, replicas %.0f %% busy", replicas, o.taken, o.inTime, 100*busy)
+		if busy < 0.95 || busy > 1.1 {
+			t.Errorf("%d replicas are %.0f %% busy", replicas, 100*busy)
+		}
+	}
+}
+
 // TestAbsoluteAdmissionIsWorse: of a load that the fleet can serve in time, the
 // empirical mode refuses none when predictions are off, and the absolute one a good
 // part.
@@ -199,12 +236,12 @@ func TestRetryAfterIsHonest(t *testing.T) {
 	now := o.run(time.Unix(1e6, 0), 10*time.Second, 0.5)
 	// The agent has let a pile come up before first tokens have told it.
 	for range 200 {
-		o.ask(now)
+		o.ask(now, 0)
 		now = now.Add(5 * time.Millisecond)
 	}
 	var told []time.Time
 	for range 100 {
-		if v := o.ask(now); v.Refuse {
+		if v := o.ask(now, 0); v.Refuse {
 			told = append(told, now.Add(v.RetryAfter))
 			if v.RetryAfter < leastRetry {
 				t.Errorf("again in %v", v.RetryAfter)
@@ -220,7 +257,7 @@ func TestRetryAfterIsHonest(t *testing.T) {
 	asked, again := 0, 0
 	for i := 0; i < len(told); i += 5 {
 		asked++
-		if o.ask(told[i]).Refuse {
+		if o.ask(told[i], 0).Refuse {
 			again++
 		}
 	}
@@ -234,7 +271,7 @@ func TestAdmissionAllocatesNothing(t *testing.T) {
 	now := time.Unix(1e6, 0)
 	if n := testing.AllocsPerRun(1000, func() {
 		now = now.Add(time.Millisecond)
-		a.Observe(now, 2*time.Second)
+		a.Observe(now, 2*time.Second, 0)
 		a.Admit(now, time.Second, time.Second, time.Second)
 	}); n != 0 {
 		t.Errorf("%v allocations", n)
@@ -252,7 +289,7 @@ func TestAdmissionUnderRaces(t *testing.T) {
 				at := now.Add(time.Duration(j) * time.Millisecond)
 				switch i {
 				case 0:
-					a.Observe(at, time.Second)
+					a.Observe(at, time.Second, 0)
 				case 1:
 					a.SetRules(AdmissionRules{Mode: AdmissionMode(j % 3)})
 				case 2:
@@ -275,7 +312,7 @@ func BenchmarkAdmission(b *testing.B) {
 	a := NewAdmission(AdmissionRules{Mode: Empirical})
 	now := time.Unix(1e6, 0)
 	for range admissionSamples {
-		a.Observe(now, 2*time.Second)
+		a.Observe(now, 2*time.Second, 0)
 	}
 	b.ReportAllocs()
 	for b.Loop() {
@@ -296,7 +333,7 @@ func TestAdmissionFavoursPatience(t *testing.T) {
 			for range 50 + rng.IntN(300) {
 				now = now.Add(time.Duration(rng.ExpFloat64() * float64(200*time.Millisecond)))
 				if rng.IntN(2) == 0 {
-					a.Observe(now, time.Duration(rng.ExpFloat64()*float64(time.Second)))
+					a.Observe(now, time.Duration(rng.ExpFloat64()*float64(time.Second)), 0)
 				} else {
 					wait := time.Duration(rng.IntN(3)) * time.Duration(rng.ExpFloat64()*float64(time.Second))
 					a.Admit(now, wait+time.Second/4, wait, time.Duration(1+rng.IntN(3000))*time.Millisecond)

@@ -330,14 +330,16 @@ func (b *Backlog) showLocked() {
 	}
 	later := b.sum
 	later.sub(present)
-	present.put(n[0:3])
-	later.put(n[3:6])
-	b.done.put(n[6:9])
-	n[9].Store(uint64(b.begin))
-	n[10].Store(uint64(due))
-	n[11].Store(uint64(max(b.begin, b.heard)))
+	present.put(n, 0)
+	later.put(n, 3)
+	b.done.put(n, 6)
+	n.set(9, uint64(b.begin))
+	n.set(10, uint64(due))
+	n.set(11, uint64(max(b.begin, b.heard)))
 	b.view.end()
-	b.count.Store(count)
+	if b.count.Load() != count {
+		b.count.Store(count)
+	}
 }
 
 // tickLocked returns now, or the latest time seen if that is later.
@@ -433,10 +435,10 @@ func amountOf(w Work) amount {
 
 func amountAt(n []uint64) amount { return amount{int64(n[0]), int64(n[1]), int64(n[2])} }
 
-func (a *amount) put(n []atomic.Uint64) {
-	n[0].Store(uint64(a.prompts))
-	n[1].Store(uint64(a.tokens))
-	n[2].Store(uint64(a.attention))
+func (a *amount) put(n *boardNumbers, at int) {
+	n.set(at, uint64(a.prompts))
+	n.set(at+1, uint64(a.tokens))
+	n.set(at+2, uint64(a.attention))
 }
 
 func (a *amount) add(c amount) {

@@ -454,9 +454,9 @@ func (k *Calibration) showLocked() {
 	}
 	n := k.view.begin()
 	for i, c := range [...]float64{s.A, s.B, s.D} {
-		n[i].Store(math.Float64bits(c))
+		n.set(i, math.Float64bits(c))
 	}
-	n[3].Store(1)
+	n.set(3, 1)
 	k.view.end()
 }
 

@@ -17,7 +17,14 @@
 //
 // What it costs to prefill a prompt is linear in Work, with the coefficients of a
 // Speed. A Backlog knows the Work that a replica has before it, a Calibration finds
-// its Speed from first bytes.
+// its Speed from first bytes: when a request is sent, its Work enters the Backlog; when
+// its first token is there, it leaves, and what it took since those before it were
+// done is an Observation.
+//
+// Who reads this for the first time goes by policy.go, choose.go and cost_model.go, and
+// has seen what a decision is. Each of testdata's folders tells stories of one part in
+// plain text. replay_test.go has traces of many requests served by replicas in virtual
+// time, and is where the weights come from.
 //
 //	policy.go        Request, Candidate, Policy
 //	choose.go        Choose: least cost, ties, slack

@@ -91,8 +91,8 @@ func TestForeseeIsWithoutEffect(t *testing.T) {
 			now = now.Add(time.Duration(random.IntN(200)) * time.Millisecond)
 			if random.IntN(2) == 0 {
 				took := time.Duration(random.IntN(4000)) * time.Millisecond
-				foreseen.Observe(now, took)
-				other.Observe(now, took)
+				foreseen.Observe(now, took, 0)
+				other.Observe(now, took, 0)
 			}
 			predicted := time.Duration(random.IntN(4000)) * time.Millisecond
 			wait := predicted * time.Duration(random.IntN(3)) / 3

@@ -37,7 +37,7 @@ func (x *exchange) ask() failure {
 		}
 		if f != none || x.response.status/100 != 2 {
 			x.undoClaims()
-			x.leaveBacklog()
+			x.leaveBacklog(time.Now())
 		}
 		x.replica.gate.answered(x.c)
 		again := f.retried() || x.unavailable
@@ -161,7 +161,9 @@ func (x *exchange) leave() {
 		x.up.abort()
 		x.up = nil
 	}
-	x.leaveBacklog()
+	if x.prefill.at != nil || x.prefill.to != nil {
+		x.leaveBacklog(time.Now())
+	}
 	x.turned = false
 	if x.replica != nil {
 		gate := &x.replica.gate

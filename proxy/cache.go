@@ -170,7 +170,9 @@ func (b *blocks) look(x *index.Index, replicas []*Replica) {
 				for len(b.found) <= r.Slot {
 					b.found = append(b.found, cached{})
 				}
-				c := cachedOf(&b.prompts[first+i], b.looks[i].Held(r.Slot))
+				var h index.Held
+				b.looks[i].HeldAt(&h, r.Slot)
+				c := cachedOf(&b.prompts[first+i], &h)
 				b.found[r.Slot].any += c.any
 				b.found[r.Slot].gpu += c.gpu
 				b.found[r.Slot].cpu += c.cpu
@@ -190,7 +192,9 @@ func (b *blocks) at(r *Replica) (c cached, exact bool) {
 	exact = b.sizes != nil && l.Exact(r.Slot)
 	switch {
 	case len(b.prompts) == b.stride():
-		return cachedOf(&b.prompts[i], l.Held(r.Slot)), exact
+		var h index.Held
+		l.HeldAt(&h, r.Slot)
+		return cachedOf(&b.prompts[i], &h), exact
 	case r.Slot < len(b.found):
 		return b.found[r.Slot], exact
 	}
@@ -198,17 +202,16 @@ func (b *blocks) at(r *Replica) (c cached, exact bool) {
 }
 
 // cachedOf is what an engine that holds so much of a prompt need not compute.
-func cachedOf(p *index.Prompt, h index.Held) cached {
+func cachedOf(p *index.Prompt, h *index.Held) cached {
 	if p.IDs == nil {
 		const tokens = index.TextBlock / bytesPerToken
 		return cached{int(h[index.Tiers-1]) * tokens, int(h[index.GPU]) * tokens, int(h[index.CPU]) * tokens}
 	}
-	all := p.Cached(h)
+	all := p.CachedBlocks(h[index.Tiers-1])
 	if h[index.GPU] == h[index.Tiers-1] { // mostly so
 		return cached{all, all, all}
 	}
-	in := func(blocks int32) int { return p.Cached(index.Held{index.Tiers - 1: blocks}) }
-	return cached{all, in(h[index.GPU]), in(h[index.CPU])}
+	return cached{all, p.CachedBlocks(h[index.GPU]), p.CachedBlocks(h[index.CPU])}
 }
 
 // Held is how much of a prompt a replica has in its cache.
@@ -244,7 +247,7 @@ func (b *blocks) held(x *index.Index, replicas []*Replica) []Held {
 				continue
 			}
 			h := b.looks[i%n].Held(r.Slot)
-			list[k].Tokens += cachedOf(&b.prompts[i], h).any
+			list[k].Tokens += cachedOf(&b.prompts[i], &h).any
 			faster := 0
 			for tier, depth := range h {
 				list[k].Blocks[tier] += int(depth) - faster
@@ -260,7 +263,7 @@ func (b *blocks) held(x *index.Index, replicas []*Replica) []Held {
 func (b *blocks) most(i int) (tokens int) {
 	for ; i < len(b.prompts); i += b.stride() {
 		p := &b.prompts[i]
-		tokens += p.Cached(index.Held{index.Tiers - 1: int32(len(p.Chain))})
+		tokens += p.CachedBlocks(int32(len(p.Chain)))
 	}
 	return tokens
 }
@@ -355,7 +358,7 @@ func (x *exchange) claim() {
 			h := look.Held(x.replica.Slot)
 			x.predict(p, h, n > 1 || wanted > 1 || x.call.beams, b.most(first))
 			if b.sequences() == 1 && !x.call.uncached(x.path) {
-				x.prefill.cached = cachedOf(p, h).any
+				x.prefill.cached = cachedOf(p, &h).any
 			}
 		}
 		x.cache.index.Claim(&x.claims[i], x.replica.Slot, p, now)
@@ -385,9 +388,9 @@ func (x *exchange) undoClaims() {
 }
 
 // prefilled tells the index that the engine has begun to answer. It does not run
-// on the relay's goroutine, which must not wait for whoever changes the index.
-func (x *exchange) prefilled() {
-	now := time.Now()
+// on the relay's goroutine, which must not wait for whoever changes the index; see
+// tellPrefilled.
+func (x *exchange) prefilled(now time.Time) {
 	for i := range x.claims {
 		x.cache.index.Prefilled(&x.claims[i], now)
 	}
@@ -395,7 +398,7 @@ func (x *exchange) prefilled() {
 
 // releaseClaims tells the index that the request is over, whose answer had so
 // many tokens; -1 is not known.
-func (x *exchange) releaseClaims(tokens int) {
+func (x *exchange) releaseClaims(tokens int, now time.Time) {
 	if len(x.claims) == 0 {
 		return
 	}
@@ -403,7 +406,6 @@ func (x *exchange) releaseClaims(tokens int) {
 		// How many each of several choices had is not told.
 		tokens /= len(x.claims)
 	}
-	now := time.Now()
 	for i := range x.claims {
 		x.cache.index.Release(&x.claims[i], tokens, now)
 	}

@@ -27,7 +27,8 @@ var decisions = sync.Pool{New: func() any { return new(decision) }}
 // candidates, places and costs are those of x.choice.
 func (x *exchange) pick(line bool) (r *Replica, full bool) {
 	x.takeDecision()
-	now := time.Now()
+	now, learns := time.Now(), x.model.learns()
+	x.pickedAt = now
 	for _, r := range x.model.Replicas {
 		if len(x.tried) > 0 && slices.Contains(x.tried, r) {
 			continue
@@ -41,6 +42,9 @@ func (x *exchange) pick(line bool) (r *Replica, full bool) {
 		x.candidates = slices.Grow(x.candidates, 1)[:n+1]
 		c := &x.candidates[n]
 		r.describe(c, now)
+		if learns {
+			c.Filter = r.filter.State()
+		}
 		if b := x.blocks; b != nil {
 			var found cached
 			found, c.Exact = b.at(r)
@@ -69,7 +73,7 @@ func (x *exchange) expectAnew(now time.Time) {
 	c := &x.candidates[x.choice.Index]
 	was := *c
 	x.places[x.choice.Index].describe(c, now)
-	c.Cached, c.CachedGPU, c.CachedCPU, c.Exact = was.Cached, was.CachedGPU, was.CachedCPU, was.Exact
+	c.Cached, c.CachedGPU, c.CachedCPU, c.Exact, c.Filter = was.Cached, was.CachedGPU, was.CachedCPU, was.Exact, was.Filter
 	x.expected = policy.TTFT(&x.asked, c)
 }
 
@@ -163,7 +167,7 @@ func (x *exchange) answerSize() int {
 }
 
 // describe fills c with what is known of the replica at now, whatever the request
-// is. It waits for nobody for long, and allocates nothing.
+// is, but for its Filter, which few ask for. It waits for nobody for long, and allocates nothing.
 func (r *Replica) describe(c *policy.Candidate, now time.Time) {
 	speed, inside := r.calibration.Speed(), r.InFlight()
 	ahead, wait := r.backlog.Ahead(&speed, now)
@@ -173,7 +177,7 @@ func (r *Replica) describe(c *policy.Candidate, now time.Time) {
 	*c = policy.Candidate{}
 	c.Slot, c.Key, c.Speed, c.Ahead, c.Wait = r.Slot, r.key, speed, ahead, wait
 	c.InFlight, c.Decoding = inside+r.Pending(), max(inside-int(ahead.Prompts), 0)
-	c.Share, c.Large, c.Filter = r.warmth.share(now), r.large.Load(), r.filter.State()
+	c.Share, c.Large = r.warmth.share(now), r.large.Load()
 	l := r.load.Load()
 	if !l.Fresh(now) {
 		return

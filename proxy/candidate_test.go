@@ -334,6 +334,37 @@ func hundreds(t testing.TB, n int) *exchange {
 	return x
 }
 
+// TestFiltersAreForThoseWhoAsk: a candidate has what nlms goes by where that chooses,
+// or judges beside another, and keeps it while the request waits for its turn.
+func TestFiltersAreForThoseWhoAsk(t *testing.T) {
+	x := hundreds(t, 3)
+	learned := x.model.Replicas[0].filter.Observe(1000, 2)
+	nlms, err := policy.New("nlms", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	model, nothing := *x.model, policy.FilterState{}
+	f := func(p policy.Policy, shadows []*policy.Shadow, want policy.FilterState) {
+		t.Helper()
+		m := model
+		m.Policy, m.Shadows = p, shadows
+		x.model, x.turned = &m, false
+		x.pick(false)
+		if got := x.candidates[0].Filter; got != want {
+			t.Errorf("%+v, want %+v", got, want)
+		}
+		x.choice.Index = 0
+		x.expectAnew(time.Now())
+		if got := x.candidates[0].Filter; got != want {
+			t.Errorf("after waiting %+v, want %+v", got, want)
+		}
+	}
+	f(model.Policy, nil, nothing)
+	f(nlms, nil, learned)
+	f(model.Policy, []*policy.Shadow{{Policy: model.Policy}}, nothing)
+	f(model.Policy, []*policy.Shadow{{Policy: model.Policy}, {Policy: nlms}}, learned)
+}
+
 func TestPickDoesNotAllocate(t *testing.T) {
 	if raceDetector {
 		t.Skip("the race detector allocates, and drops what is pooled")

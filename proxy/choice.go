@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strconv"
 	"time"
@@ -64,7 +65,9 @@ func (x *exchange) tryPlace() (f failure, again bool) {
 			x.displaces = false
 		}
 		if r == nil {
-			x.message = fmt.Sprintf("Every engine that serves the model `%s` has as many requests as it may; try again.", x.model.Name)
+			x.retryAfter = x.model.placeIn()
+			x.message = fmt.Sprintf("Every engine that serves the model `%s` has as many requests as it may; try again in %s.",
+				x.model.Name, appendReset(nil, x.retryAfter))
 			return overloaded, false
 		}
 	}
@@ -79,7 +82,6 @@ func (x *exchange) tryPlace() (f failure, again bool) {
 		return f, false
 	}
 	if line {
-		x.leaveRoom(true)
 		f := x.lineUp(r)
 		if f == overloaded {
 			// The line filled up meanwhile, it had to give way, or there is a
@@ -102,6 +104,23 @@ func (x *exchange) tryPlace() (f failure, again bool) {
 	return none, false
 }
 
+// placeIn is when a replica of the model is expected to be done with one of its
+// requests, if they take as long as the last ones did: a second at least, and up to
+// as long again, so that not all who are told come back at one moment.
+func (m *Model) placeIn() time.Duration {
+	ends := 0.0 // requests a second
+	for _, r := range m.Replicas {
+		if stay := r.stays.get(); stay > 0 {
+			ends += float64(r.InFlight()) / stay
+		}
+	}
+	d := time.Second
+	if ends > 0 {
+		d = max(d, durationOf(1/ends))
+	}
+	return d + rand.N(d)
+}
+
 // mayLineUp reports that there is room in the replica's line, or, if the request
 // looks for it, that one in it has to make room.
 func (x *exchange) mayLineUp(r *Replica) bool {
@@ -114,7 +133,7 @@ func (x *exchange) grant(line bool) failure {
 	if !x.taken.IsZero() {
 		return none
 	}
-	now := time.Now()
+	now := x.pickedAt
 	if a := x.model.Admission; a != nil && x.computes() {
 		wait := durationOf(x.candidates[x.choice.Index].Wait)
 		if line {
@@ -142,9 +161,7 @@ func (x *exchange) stay(f failure) failure {
 		x.room.pass(c, f == overBudget)
 	} else {
 		if !x.joinRoom() {
-			if x.message == "" {
-				x.message = fmt.Sprintf("As many requests for the model `%s` wait as may; try again.", x.model.Name)
-			}
+			x.crowded("As many requests for the model `%s` wait as may; try again in %s.")
 			return f
 		}
 		joined = true
@@ -156,6 +173,7 @@ func (x *exchange) stay(f failure) failure {
 			return queueTimeout
 		}
 		if !now.Before(x.leaveBy) {
+			x.crowded("Requests for the model `%s` that go first have not left this one a place; try again in %s.")
 			return f
 		}
 		first, until := m.first(c), x.leaveBy
@@ -166,6 +184,7 @@ func (x *exchange) stay(f failure) failure {
 		// After expect no news is lost; what came before it is looked for.
 		switch {
 		case c.place.displaced.Load():
+			x.crowded("As many requests for the model `%s` wait as may, and others go first; try again in %s.")
 			return f
 		case m.called(c), joined && first:
 			return none
@@ -179,6 +198,28 @@ func (x *exchange) stay(f failure) failure {
 			return none
 		}
 	}
+}
+
+// crowded tells a request that was not tried, because others go first, that, and
+// when those that wait now will have been computed. One that was tried has been
+// told already.
+func (x *exchange) crowded(format string) {
+	if x.message != "" {
+		return
+	}
+	rate := 0.0 // tokens a second
+	for _, r := range x.model.Replicas {
+		if s := r.calibration.Speed(); s.A > 0 {
+			rate += 1 / s.A
+		}
+	}
+	d := time.Second
+	if rate > 0 {
+		d = max(d, durationOf(float64(x.state().room.tokens())/rate))
+	}
+	// Not all who are told so come back at one moment.
+	x.retryAfter = d + rand.N(d)
+	x.message = fmt.Sprintf(format, x.model.Name, appendReset(nil, x.retryAfter))
 }
 
 // joinRoom enters the model's room, if there is place.
@@ -225,11 +266,16 @@ func earlier(a, b time.Time) time.Time {
 // been taken.
 func (x *exchange) leaveRoom(served bool) {
 	if m := x.room; m != nil {
-		x.room = nil
 		m.leave(x.c, served)
-		x.c.s.rooms.leave(m)
-		x.c.s.waits.add(x.waitsAs, -1)
+		x.outOfRoom()
 	}
+}
+
+func (x *exchange) outOfRoom() {
+	m := x.room
+	x.room = nil
+	x.c.s.rooms.leave(m)
+	x.c.s.waits.add(x.waitsAs, -1)
 }
 
 func (x *exchange) waitKey() waitKey { return waitKey{x.model.Name, x.class.Name} }
@@ -241,14 +287,15 @@ func (x *exchange) tellBudget() {
 	if !x.computes() || x.choice.Index < 0 {
 		return
 	}
-	expected, waited := durationOf(x.expected), time.Since(x.sent)
-	if at := x.prefill.sent; !at.IsZero() {
-		waited = at.Sub(x.sent)
-	}
+	expected := durationOf(x.expected)
 	x.extra = append(x.extra, "x-inferrail-predicted-ms: "...)
 	x.extra = append(strconv.AppendInt(x.extra, expected.Round(time.Millisecond).Milliseconds(), 10), crlf...)
 	if x.budget <= 0 {
 		return
+	}
+	waited := time.Since(x.sent)
+	if at := x.prefill.sent; !at.IsZero() {
+		waited = at.Sub(x.sent)
 	}
 	x.extra = append(x.extra, "x-inferrail-budget-ms: "...)
 	x.extra = append(strconv.AppendInt(x.extra, x.budget.Milliseconds(), 10), crlf...)
@@ -265,10 +312,15 @@ func durationOf(seconds float64) time.Duration {
 	return 0
 }
 
-// lineUp waits for the request's turn at r. It returns overloaded when it has
-// to be chosen for anew.
+// lineUp goes from the room, if the request is in there, to the line of r and waits
+// for its turn. It returns overloaded when it has to be chosen for anew.
 func (x *exchange) lineUp(r *Replica) failure {
 	c, lines := x.c, &x.c.s.lines
+	m := x.room
+	if m != nil {
+		m.takeOut(c, true)
+		x.outOfRoom()
+	}
 	lines.add(&r.gate)
 	defer lines.done(&r.gate)
 	k := x.waitKey()
@@ -277,7 +329,11 @@ func (x *exchange) lineUp(r *Replica) failure {
 	c.place.ticket.Tokens = x.asked.Tokens - x.picked()
 	c.expect(x.until)
 	x.evacuated = r.gate.evacuations.Load()
-	if !r.gate.queue(c) {
+	lined := r.gate.queue(c)
+	if m != nil {
+		m.call() // not before, or the next could be in line first
+	}
+	if !lined {
 		return overloaded
 	}
 	for !c.place.admitted.Load() {

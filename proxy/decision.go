@@ -168,10 +168,12 @@ type Decision struct {
 	// Outcome is nil as long as the request is not over.
 	Outcome *DecisionOutcome `json:"outcome,omitempty"`
 
-	// What WorkOut goes by; candidates are the first of Replicas.
+	// What WorkOut goes by; candidates are the first of Replicas, and held, if not
+	// nil, is what these hold.
 	policy     policy.Policy
 	asked      policy.Request
 	candidates []policy.Candidate
+	held       []Held
 }
 
 // Considered is one replica in a Decision. Times are expected ones.
@@ -292,7 +294,6 @@ func (x *exchange) tell(d *Decision) {
 			d.Why = x.promptReason.String()
 		}
 	}
-	var held []Held
 	if b := x.blocks; b != nil {
 		if len(b.sizes) > 0 {
 			d.BlockSize = b.sizes[0]
@@ -301,32 +302,25 @@ func (x *exchange) tell(d *Decision) {
 			d.Blocks += len(b.prompts[i].Chain)
 		}
 		if b.looked {
-			held = b.held(x.cache.index, x.places)
+			d.held = b.held(x.cache.index, x.places)
 		}
 	}
 	d.policy, d.asked, d.candidates = p, *asked, slices.Clone(x.candidates)
-	d.Replicas = make([]Considered, len(x.places), len(x.model.Replicas))
+	// The fleet may have changed while the request was in line.
+	d.Replicas = make([]Considered, len(x.places), max(len(x.places), len(x.model.Replicas)))
 	for i, r := range x.places {
 		row := &d.Replicas[i]
 		row.Replica, row.Slot, row.Pending = r.ID, r.Slot, r.Pending()
-		if held != nil {
-			for tier, n := range held[i].Blocks {
-				if n > 0 {
-					if row.Blocks == nil {
-						row.Blocks = map[string]int{}
-					}
-					row.Blocks[tiers[tier]] = n
-				}
-			}
-		}
 		if r == x.replica {
 			d.Winner, d.PredictedMS = r.ID, milliseconds(policy.TTFT(asked, &x.candidates[i]))
 		}
 	}
-	if len(x.places) == len(x.model.Replicas) {
-		return
-	}
+	next := 0 // of places, which are in the same order mostly
 	for _, r := range x.model.Replicas {
+		if next < len(x.places) && x.places[next] == r {
+			next++
+			continue
+		}
 		if slices.Contains(x.places, r) {
 			continue
 		}
@@ -352,6 +346,16 @@ func (d *Decision) WorkOut() {
 	var terms []policy.Term
 	for i := range candidates {
 		c, row := &candidates[i], &d.Replicas[i]
+		if d.held != nil {
+			for tier, n := range d.held[i].Blocks {
+				if n > 0 {
+					if row.Blocks == nil {
+						row.Blocks = map[string]int{}
+					}
+					row.Blocks[tiers[tier]] = n
+				}
+			}
+		}
 		row.InFlight, row.Decoding, row.Queued, row.KV, row.Share = c.InFlight, c.Decoding, c.Queued, c.KV, c.Share
 		row.CachedTokens, row.CacheExact = c.Cached, c.Exact
 		row.AheadTokens, row.WaitMS = math.Round(c.Ahead.Tokens), milliseconds(c.Wait)
@@ -363,6 +367,7 @@ func (d *Decision) WorkOut() {
 			row.Share = 1
 		}
 		terms = policy.AppendTerms(terms[:0], p, asked, candidates, i, costs[i])
+		row.Terms = make([]CostTerm, 0, len(terms))
 		for _, t := range terms {
 			row.Terms = append(row.Terms, CostTerm{t.Name, Number(t.Value)})
 			if row.Excluded == "" && math.IsInf(t.Value, 1) {
@@ -373,7 +378,7 @@ func (d *Decision) WorkOut() {
 			row.Excluded = "by the policy"
 		}
 	}
-	d.policy, d.candidates = nil, nil
+	d.policy, d.candidates, d.held = nil, nil, nil
 }
 
 // Excluded is a replica that was no candidate, and why.

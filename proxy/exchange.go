@@ -110,6 +110,7 @@ type exchange struct {
 	// to the next is in it.
 	turned, described bool
 	choice            policy.Choice
+	pickedAt          time.Time // when replicas were looked at last
 	choseIn           time.Duration
 	noted             noted
 	judged            []judgement // of the policies beside the live one
@@ -504,8 +505,9 @@ func (x *exchange) respond() failure {
 	x.out = append(x.out, body...)
 	if !h.events {
 		// It has ended what is asked for here.
-		x.prefilled()
-		x.prefilledWhole()
+		now := time.Now()
+		x.prefilled(now)
+		x.prefilledWhole(now)
 	}
 	x.takePrefilled()
 	x.answered, x.passed = true, true
@@ -581,9 +583,27 @@ func (x *exchange) waitRelay() failure {
 // know of it.
 func (x *exchange) takePrefilled() {
 	if at, ok := x.relay.takePrefilled(); ok {
-		x.prefilled()
+		x.prefilled(at)
 		x.firstToken(at)
 	}
+}
+
+// tellPrefilled does the same for the relay, on the shard's goroutine and under the
+// relay's mu, while the exchange's goroutine waits for the end of the response. It
+// reports false when that would keep other responses waiting: it is left to the
+// exchange then.
+func (x *exchange) tellPrefilled(at time.Time) bool {
+	switch len(x.claims) {
+	case 0:
+	case 1:
+		if !x.cache.index.TryPrefilled(&x.claims[0], at) {
+			return false
+		}
+	default:
+		return false
+	}
+	x.firstToken(at)
+	return true
 }
 
 // account sums up what the relay and the kernel have done. The relay is over.
@@ -651,12 +671,13 @@ func (x *exchange) finish(f failure) {
 		x.comparePrompt(u)
 		x.compareCached(u)
 	}
-	x.learn(f, u, known)
-	x.releaseClaims(x.generated(u, known, f == none))
+	now := time.Now() // once for all: a request reads the clock often enough
+	x.learn(f, u, known, now)
+	x.releaseClaims(x.generated(u, known, f == none), now)
 	x.settle(f, u, known)
 	x.conclude(f, u, known)
 	x.c.s.requestDone(x, f, u)
 	x.leave()
 	x.giveBack()
-	x.c.s.stats.finished(x, f, u, known)
+	x.c.s.stats.finished(x, f, u, known, now)
 }

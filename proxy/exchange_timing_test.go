@@ -37,7 +37,7 @@ func BenchmarkShortAnswer(b *testing.B) {
 	}
 	b.Run("no tokenizer, looked up", func(b *testing.B) { benchmarkShortAnswer(b, "none", 7, true, 1) })
 	b.Run("simulated, looked up", func(b *testing.B) { benchmarkShortAnswer(b, "builtin:sim", 7, true, 1) })
-	b.Run("3 replicas, cost model", func(b *testing.B) { benchmarkShortAnswer(b, "builtin:sim", 7, true, 3) })
+	b.Run("3 replicas, cost model", func(b *testing.B) { benchmarkShortAnswer(b, "none", 7, true, 3) })
 	b.Run("long, looked up", func(b *testing.B) { benchmarkShortAnswer(b, "builtin:sim", 480, true, 1) })
 }
 

@@ -483,3 +483,50 @@ func FuzzExplain(f *testing.F) {
 		}
 	})
 }
+
+// A replica goes while a request waits in the line of another: what is written down
+// of the decision is whom it was made among.
+func TestDecisionOfAnotherFleet(t *testing.T) {
+	r, release := lined(t)
+	records := make(chan *Decision, 10)
+	r.s.SetDecisions(records, 1)
+	r.ask(1, 0, 0, 0)
+	r.ask(1, 0, 1, 0)
+	c := r.ask(1, 1, 1, 0)
+	r.publish(r.replicas[0])
+	for range 2 {
+		release[0] <- struct{}{}
+	}
+	release[1] <- struct{}{}
+	c.expects(200, "ok")
+	r.over()
+	for range 3 {
+		d := <-records
+		d.WorkOut()
+		if len(d.Replicas) != 2 || d.Winner == "" {
+			t.Errorf("%+v", d)
+		}
+	}
+}
+
+// TestTellAllocates: what a request does for a decision that is logged takes as many
+// pieces of memory for many replicas as for few. The rest is WorkOut's.
+func TestTellAllocates(t *testing.T) {
+	if raceDetector {
+		t.Skip("the race detector allocates")
+	}
+	for _, n := range []int{3, 256} {
+		x := hundreds(t, n)
+		x.cache = &cache{index: index.New(index.Config{})}
+		x.pick(false)
+		x.replica = x.places[x.choice.Index]
+		if allocs := testing.AllocsPerRun(50, func() { x.tell(new(Decision)) }); allocs > 5 {
+			t.Errorf("%d replicas: %v allocations", n, allocs)
+		}
+		d := new(Decision)
+		x.tell(d)
+		if d.WorkOut(); d.Replicas[n-1].Blocks["gpu"] == 0 {
+			t.Errorf("%d replicas: %+v of what the last one holds", n, d.Replicas[n-1].Blocks)
+		}
+	}
+}

@@ -132,7 +132,8 @@ type Replica struct {
 	calibration policy.Calibration
 	filter      policy.Filter
 	promises    promises
-	prompts     promptMean  // that were sent there
+	prompts     recentMean  // uncached tokens of prompts that were sent there
+	stays       recentMean  // seconds that requests have been there
 	disturbed   atomic.Bool // backlog was told so
 	tellsCached atomic.Bool // its engine has told what it had cached of a prompt
 	upstream    upstream

@@ -65,17 +65,16 @@ const (
 
 // fieldOf classifies a field name, whatever its case.
 func fieldOf(name []byte) field {
-	var lower [30]byte // as long as the longest
-	if len(name) > len(lower) {
-		return fieldOther
-	}
-	for i, c := range name {
+	var lower [24]byte // longer than the longest: of a longer one the beginning tells
+	known := lower[:min(len(name), len(lower))]
+	for i := range known {
+		c := name[i]
 		if c >= 'A' && c <= 'Z' {
 			c |= 0x20
 		}
-		lower[i] = c
+		known[i] = c
 	}
-	switch string(lower[:len(name)]) {
+	switch string(known) {
 	case "connection":
 		return fieldConnection
 	case "keep-alive", "proxy-connection", "proxy-authorization", "proxy-authenticate", "te", "upgrade", "http2-settings":
@@ -107,7 +106,7 @@ func fieldOf(name []byte) field {
 	case "x-data-parallel-rank":
 		return fieldRank
 	}
-	switch known := string(lower[:len(name)]); {
+	switch known := string(known); {
 	case strings.HasPrefix(known, "access-control-"):
 		return fieldCORS
 	case strings.HasPrefix(known, "x-inferrail-"):

@@ -22,6 +22,31 @@ func TestCheckLines(t *testing.T) {
 	f("GET / HTTP/1.1\r\n\r", false)
 }
 
+// TestFieldOf: whose business a field is, however it is written and however long.
+func TestFieldOf(t *testing.T) {
+	f := func(name string, want field) {
+		t.Helper()
+		for _, name := range []string{name, strings.ToLower(name), strings.ToUpper(name)} {
+			if got := fieldOf([]byte(name)); got != want {
+				t.Errorf("%s: %d, want %d", name, got, want)
+			}
+		}
+	}
+	f("X-Inferrail-Budget-Ms", fieldBudget)
+	f("X-Inferrail-Budget-Msx", fieldOwn)
+	f("X-Inferrail-Prompt-Tokens", fieldOwn)
+	f("X-Inferrail-Whatever-Somebody-May-Think-Of", fieldOwn)
+	f("Access-Control-Allow-Credentials", fieldCORS)
+	f("Access-Control-Allow-Private-Network", fieldCORS)
+	f("X-Ratelimit-Remaining-Requests-Of-The-Day", fieldLimit)
+	f("Transfer-Encoding", fieldTransferEncoding)
+	f("Transfer-Encoding-Of-Another-Kind", fieldOther)
+	f("Proxy-Authorization", fieldHop)
+	f(strings.Repeat("x", 10000), fieldOther)
+	f("X", fieldOther)
+	f("", fieldOther)
+}
+
 func TestRequestHead(t *testing.T) {
 	replica, err := NewReplica(0, "e", "http://engine:8000/base/")
 	if err != nil {
@@ -49,6 +74,8 @@ func TestRequestHead(t *testing.T) {
 	f("Connection: keep-alive\r\nKeep-Alive: 5\r\nTE: trailers\r\nUpgrade: h2c\r\nProxy-Connection: x\r\nTrailer: a\r\n", "")
 	f("Proxy-Authorization: Basic k\r\n", "")
 	f("Transfer-Encoding: Chunked\r\n", "")
+	// What is the agent's own is not for engines, nor what looks like it.
+	f("X-Inferrail-Budget-Ms: 5\r\nx-inferrail-priority: a\r\nX-Inferrail-Replica: e\r\nX-Inferrail-Something-That-Is-Rather-Long: 1\r\n", "")
 
 	bad := func(in string) {
 		t.Helper()

@@ -132,7 +132,7 @@ func (s *stats) forget(model string) {
 
 // finished counts an exchange that is over. Once it does not run any more all of
 // it is counted.
-func (s *stats) finished(x *exchange, f failure, u usage, known bool) {
+func (s *stats) finished(x *exchange, f failure, u usage, known bool, now time.Time) {
 	defer s.running.Add(-1)
 	model := "none"
 	if x.model != nil {
@@ -165,7 +165,7 @@ func (s *stats) finished(x *exchange, f failure, u usage, known bool) {
 
 	s.firstByte.WithLabelValues(model).Observe(x.ttfb.Seconds())
 	if f == none {
-		s.duration.WithLabelValues(model).Observe(sinceSeconds(x.began))
+		s.duration.WithLabelValues(model).Observe(now.Sub(x.began).Seconds())
 	}
 	if x.status != 200 {
 		return
@@ -235,8 +235,6 @@ func (s *Server) Datapath() Datapath {
 	})
 	return d
 }
-
-func sinceSeconds(t time.Time) float64 { return time.Since(t).Seconds() }
 
 var (
 	descResponses = prometheus.NewDesc("inferrail_responses_total",

@@ -152,7 +152,7 @@ func (x *exchange) firstToken(now time.Time) {
 	// One that grants any time may have waited in line for as long as it took, behind
 	// those who do not.
 	if a := x.model.Admission; a != nil && x.budget > 0 {
-		a.Observe(now, now.Sub(x.sent))
+		a.Observe(now, now.Sub(x.sent), x.taken.Sub(x.sent))
 	}
 	for i := range x.judged {
 		j := &x.judged[i]
@@ -174,19 +174,18 @@ func (x *exchange) prefillsOnly() bool {
 
 // prefilledWhole notes that an answer has come that is no stream: the prompt is
 // computed. How long that took can be told only from one that has nothing else.
-func (x *exchange) prefilledWhole() {
+func (x *exchange) prefilledWhole(now time.Time) {
 	p := &x.prefill
 	if p.streams && x.prefillsOnly() {
-		x.firstToken(time.Now())
+		x.firstToken(now)
 	}
 	if p.at != nil && !p.streams && x.response.status == http.StatusOK {
-		now := time.Now()
 		// Nothing is concluded from this prompt, and so not from what is generated now.
 		if o, ok := p.at.backlog.First(&p.entry, 0, now); ok && !o.Own {
 			p.at.calibration.Observe(o)
 		}
 	}
-	x.leaveBacklog()
+	x.leaveBacklog(now)
 }
 
 // tellsCached reports that the end of the answer is expected to tell how much of
@@ -197,26 +196,29 @@ func (x *exchange) tellsCached() bool {
 
 // leaveBacklog takes the request out of what the replica has before it. It may be
 // called at any time.
-func (x *exchange) leaveBacklog() {
+func (x *exchange) leaveBacklog(now time.Time) {
 	x.prefill.redeem()
 	if p := &x.prefill; p.at != nil {
-		p.at.backlog.Leave(&p.entry, time.Now())
+		p.at.backlog.Leave(&p.entry, now)
 		p.at = nil
 	}
 }
 
 // learn learns what the end of an answer has told: u, if known.
-func (x *exchange) learn(f failure, u usage, known bool) {
+func (x *exchange) learn(f failure, u usage, known bool, now time.Time) {
 	r, p := x.replica, &x.prefill
 	if r == nil || p.sent.IsZero() {
 		return
+	}
+	if x.passed {
+		r.stays.add(now.Sub(p.sent).Seconds())
 	}
 	if f == none && x.passed && x.status == http.StatusOK && x.computes() && !p.again {
 		n := policy.Total(&x.asked)
 		if known && !u.partial {
 			n = int(min(u.prompt, 1<<30) + min(u.completion, 1<<30))
 		}
-		r.filter.Observe(n, time.Since(p.sent).Seconds())
+		r.filter.Observe(n, now.Sub(p.sent).Seconds())
 	}
 	if known && u.cachedTold && !u.partial && !r.tellsCached.Load() {
 		r.tellsCached.Store(true)
@@ -234,20 +236,20 @@ func (x *exchange) learn(f failure, u usage, known bool) {
 	r.calibration.Observe(p.seen)
 }
 
-// meanOver is over how many prompts their sizes are averaged.
+// meanOver is over how many numbers a recentMean is taken.
 const meanOver = 16
 
-// promptMean is the mean of how many uncached tokens prompts have had at a replica
-// lately. Any goroutine may use it. The zero value has seen none.
-type promptMean struct{ bits atomic.Uint64 }
+// recentMean is the mean of the last of some numbers. Any goroutine may use it. The
+// zero value has seen none.
+type recentMean struct{ bits atomic.Uint64 }
 
-// add takes another prompt. Of several at once one may be lost.
-func (m *promptMean) add(tokens float64) {
+// add takes another number. Of several at once one may be lost.
+func (m *recentMean) add(x float64) {
 	mean := math.Float64frombits(m.bits.Load())
 	if mean == 0 {
-		mean = tokens
+		mean = x
 	}
-	m.bits.Store(math.Float64bits(mean + (tokens-mean)/meanOver))
+	m.bits.Store(math.Float64bits(mean + (x-mean)/meanOver))
 }
 
-func (m *promptMean) get() float64 { return math.Float64frombits(m.bits.Load()) }
+func (m *recentMean) get() float64 { return math.Float64frombits(m.bits.Load()) }

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/inferrail/inferrail/index"
 	"github.com/inferrail/inferrail/policy"
 )
 
@@ -465,6 +466,10 @@ func TestPrefillChaos(t *testing.T) {
 		})
 	}
 	clients.Wait()
+	// A client may have left before its connection was seen.
+	eventually(t, 20*time.Second, "all connections are over", func() bool {
+		return r.s.stats.accepted.Load() == 12*40 && r.s.Datapath().Connections == 0
+	})
 	observed := 0
 	for _, p := range r.over() {
 		if p.Observed >= 0 {
@@ -537,4 +542,47 @@ func TestPrefillWork(t *testing.T) {
 	f(100, 1, 40, policy.Prefill(60, 40))
 	f(100, 1, 200, policy.Prefill(0, 100))
 	f(100, 2, 40, policy.Work{Prompts: 2, Tokens: 60, Attention: 2 * policy.Prefill(30, 20).Attention})
+}
+
+// TestFirstTokenWakesNobody: while a response goes on, the exchange's goroutine is
+// not woken to tell of its first token, unless that takes long.
+func TestFirstTokenWakesNobody(t *testing.T) {
+	kv := index.New(index.Config{})
+	kv.Join(0, index.SlotConfig{Model: "m", BlockSize: 16, Capacity: 10_000, AfterPrefill: true})
+	root := index.Root("m", "", nil)
+	for _, blocks := range []int{0, 10, 1000} {
+		r, err := NewReplica(0, "e", "http://127.0.0.1:1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Close()
+		c := &conn{nudge: make(chan struct{}, 1)}
+		x := &c.x
+		x.c, x.relay.c, x.replica, x.model, x.cache = c, c, r, &Model{Name: "m"}, &cache{index: kv}
+		x.response.status, x.asked.Tokens, x.observed = 200, 100, -1
+		x.call.stream, x.path = true, []byte("/v1/completions")
+		if blocks > 0 {
+			ids := make([]uint32, 16*blocks+1)
+			for i := range ids {
+				ids[i] = uint32(blocks + i)
+			}
+			x.claims = x.oneClaim[:]
+			kv.Claim(&x.claims[0], 0, &index.Prompt{Root: root, IDs: ids, Block: 16, Chain: index.AppendTokens(nil, root, ids, 16)}, time.Now())
+		}
+		x.prefill.cached = 0
+		x.expectPrefill()
+
+		l := &x.relay
+		l.mu.Lock()
+		l.state, l.prefilled, l.firstAt = relaying, true, x.prefill.sent.Add(time.Second)
+		l.unlock()
+		told, woken := x.observed > 0, len(c.nudge) > 0
+		if long := blocks > 100; told == long || woken != long || l.prefilled != long {
+			t.Errorf("%d blocks: told %v, woken %v, left to the exchange %v", blocks, told, woken, l.prefilled)
+		}
+		x.takePrefilled()
+		if w, _ := r.backlog.Ahead(&policy.DefaultSpeed, time.Now()); w.Prompts != 0 || !(x.observed > 0) || l.prefilled {
+			t.Errorf("%d blocks: %v ahead, %v observed", blocks, w, x.observed)
+		}
+	}
 }

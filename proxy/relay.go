@@ -145,8 +145,13 @@ func (r *relay) takePrefilled() (at time.Time, ok bool) {
 }
 
 // unlock gives mu back, and then wakes the goroutine if the relay is over or it
-// has to know of prefilled: not before, because it needs mu first of all.
+// has to know of prefilled: not before, because it needs mu first of all. While the
+// response goes on the first token is told here as far as that can be: to wake
+// another thread for it costs more than all else that is done for it.
 func (r *relay) unlock() {
+	if r.prefilled && r.state != relayDone && r.c.x.tellPrefilled(r.firstAt) {
+		r.prefilled = false
+	}
 	wake := r.state == relayDone && !r.told || r.prefilled
 	r.told = r.told || wake
 	c := r.c

@@ -36,6 +36,9 @@ type room struct {
 	// admission has refused since the last news.
 	on  *conn
 	bar time.Duration
+	// patient is as much as any of those in queue grants, or more: mostly it tells
+	// that none is to be looked for among them.
+	patient time.Duration
 }
 
 // roomTick is the time after which the first in a room tries again without news.
@@ -57,6 +60,9 @@ func (m *room) passes(class int, budget time.Duration) bool {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.patient <= m.bar && m.patient < patience(budget) {
+		return true
+	}
 	for t := range m.queue.All() {
 		if t.Class > class {
 			return true
@@ -89,22 +95,39 @@ func (m *room) join(c *conn, most int) bool {
 	}
 	p.displaced.Store(false)
 	p.ticket.Value = c
+	if m.queue.Len() == 0 {
+		m.patient = 0
+	}
+	m.patient = max(m.patient, patience(c.x.budget))
 	m.queue.Push(&p.ticket)
 	m.waiting.Add(1)
 	return true
 }
 
-// leave takes the request of c out; served: it has been taken. It reports false
-// when it was out already, because it had to give way.
+// leave takes the request of c out, and has the first of the others try; served: it
+// has been taken. It reports false when it was out already, because it had to give
+// way.
 func (m *room) leave(c *conn, served bool) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	in := m.takeOutLocked(c, served)
+	m.callLocked()
+	return in
+}
+
+// takeOut is leave without calling anybody, which must follow.
+func (m *room) takeOut(c *conn, served bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.takeOutLocked(c, served)
+}
+
+func (m *room) takeOutLocked(c *conn, served bool) (in bool) {
 	if m.on == c {
 		m.on = nil
 	}
 	t := &c.place.ticket
-	in := t.Queued()
-	if in {
+	if in = t.Queued(); in {
 		if served {
 			m.queue.Take(t)
 		} else {
@@ -112,7 +135,6 @@ func (m *room) leave(c *conn, served bool) bool {
 		}
 		m.waiting.Add(-1)
 	}
-	m.callLocked()
 	return in
 }
 
@@ -143,8 +165,8 @@ func (m *room) pass(c *conn, refused bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.bar = max(m.bar, c.x.budget)
-	if m.on != nil {
-		return // there is news already
+	if m.on != nil || m.patient <= m.bar {
+		return // there is news already, or nobody grants more
 	}
 	for t := range m.queue.All() {
 		if patience(t.Value.x.budget) > m.bar {
@@ -153,6 +175,7 @@ func (m *room) pass(c *conn, refused bool) {
 			return
 		}
 	}
+	m.patient = m.bar
 }
 
 // called reports that the request of c was called to try again, which it must do
@@ -173,6 +196,16 @@ func (m *room) first(c *conn) bool {
 	defer m.mu.Unlock()
 	t := m.queue.Peek()
 	return t != nil && t.Value == c
+}
+
+// tokens is how many have to be computed for those that wait.
+func (m *room) tokens() (n int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for t := range m.queue.All() {
+		n += t.Tokens
+	}
+	return n
 }
 
 // renew begins another round: the first tries again.

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -153,8 +154,28 @@ func TestRoom(t *testing.T) {
 		late := r.asks(2, "later-batch", "X-Inferrail-Priority: batch\r\n")
 		r.asks(2, "even-later", "X-Inferrail-Priority: batch\r\n").expects(503, "wait as may")
 		r.asks(2, "default")
-		late.expects(503, "as many requests as it may")
+		late.expects(503, "others go first")
 		r.serves("busy", "default", "batch")
+	})
+	t.Run("who was never tried is told when what waits will be done", func(t *testing.T) {
+		r := newWaitingRig(t, Waiting{Max: 10, Timeout: 20 * time.Second}, 1)
+		r.s.SetClasses(NewClasses([]Class{{"batch", 10}}))
+		r.replicas[0].calibration.SetPrior(policy.Speed{A: 1e-3})
+		r.busy()
+		// 20,000 tokens that go first, at 1,000 a second.
+		long := r.dial()
+		long.send(post(`{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat("a word. ", 10_000) + `"}]}`))
+		r.waiting(1)
+		r.change(func(m *Model) { m.Waiting.Timeout = 60 * time.Millisecond })
+		resp := r.dial().sends(post(`{"model":"m"}`, "X-Inferrail-Priority: batch\r\n")).expects(503, "that go first have not left this one a place; try again in")
+		if after, err := strconv.Atoi(resp.Header.Get("Retry-After")); err != nil || after < 20 || after > 41 {
+			t.Errorf("Retry-After: %q", resp.Header.Get("Retry-After"))
+		}
+		r.change(func(m *Model) { m.Waiting.Max = 1 })
+		resp = r.dial().sends(post(`{"model":"m"}`, "X-Inferrail-Priority: batch\r\n")).expects(503, "wait as may; try again in")
+		if after, err := strconv.Atoi(resp.Header.Get("Retry-After")); err != nil || after < 20 || after > 41 {
+			t.Errorf("Retry-After: %q", resp.Header.Get("Retry-After"))
+		}
 	})
 	t.Run("its deadline", func(t *testing.T) {
 		r := newWaitingRig(t, Waiting{Max: 2, Timeout: 60 * time.Millisecond}, 1)
@@ -253,11 +274,63 @@ func TestRoom(t *testing.T) {
 	})
 }
 
+// TestNobodyOvertakes: who goes from the room to a line has its place there before
+// the next is called.
+func TestNobodyOvertakes(t *testing.T) {
+	r := newWaitingRig(t, Waiting{Max: 10, Timeout: 20 * time.Second}, 1)
+	g := &r.replicas[0].gate
+	r.busy()
+	r.asks(1, "a")
+	r.asks(2, "b")
+	func() {
+		g.mu.Lock() // nobody gets into the line
+		defer g.mu.Unlock()
+		g.room.Store(1)
+		r.s.rooms.call()
+		r.waiting(1)
+		for end := time.Now().Add(20 * time.Millisecond); time.Now().Before(end); time.Sleep(time.Millisecond) {
+			if n := r.s.rooms.waiting.Load(); n != 1 {
+				t.Errorf("%d wait", n)
+				return
+			}
+		}
+	}()
+	r.serves("busy", "a", "b")
+}
+
+// TestFullIsToldWhenThereIsRoom: when every place is taken, the answer tells when one
+// is expected to become free.
+func TestFullIsToldWhenThereIsRoom(t *testing.T) {
+	r := newWaitingRig(t, Waiting{}, 2)
+	cs := []*client{r.busy(), r.asks(0, "too")}
+	eventually(t, 20*time.Second, "both are busy", func() bool { return len(r.order()) == 2 })
+	after := func(least, most int) {
+		t.Helper()
+		h := r.dial().sends(post(hello)).expects(503, "as many requests as it may; try again in").Header
+		if n, err := strconv.Atoi(h.Get("Retry-After")); err != nil || n < least || n > most {
+			t.Errorf("Retry-After: %q, want %d to %d", h.Get("Retry-After"), least, most)
+		}
+	}
+	after(1, 2) // nothing is known
+	r.replicas[0].stays.add(20)
+	r.replicas[1].stays.add(60)
+	after(15, 30)
+	for range cs {
+		r.release <- struct{}{}
+	}
+	for _, c := range cs {
+		c.expects(200, "ok")
+	}
+	eventually(t, 20*time.Second, "how long they were there is learned", func() bool {
+		return r.replicas[0].stays.get() < 20 && r.replicas[1].stays.get() < 60
+	})
+}
+
 // slow makes a model's admission believe that requests are late.
 func slow(m *Model) {
 	m.Admission = policy.NewAdmission(policy.AdmissionRules{Mode: policy.Empirical})
 	for range 20 {
-		m.Admission.Observe(time.Now(), time.Hour)
+		m.Admission.Observe(time.Now(), time.Hour, 0)
 	}
 	// The request that is taken in any case has been.
 	m.Admission.Admit(time.Now(), time.Hour, time.Hour, time.Second)
@@ -463,7 +536,7 @@ func TestLineGivesWay(t *testing.T) {
 	better = r.dial().sends(post(hello))
 	third.maybe503(low)
 	r.places(1, 1, 1, 1)
-	for range 2 {
+	for range 4 { // all four may be served by the one that is faster
 		release[0] <- struct{}{}
 		release[1] <- struct{}{}
 	}
@@ -590,7 +663,7 @@ func TestWaitsAreCounted(t *testing.T) {
 	r.change(func(m *Model) {
 		m.Admission = policy.NewAdmission(policy.AdmissionRules{Mode: policy.Empirical})
 		m.Budget = 3 * time.Second
-		m.Admission.Observe(time.Now(), 1500*time.Millisecond)
+		m.Admission.Observe(time.Now(), 1500*time.Millisecond, 0)
 	})
 	r.busy()
 	r.asks(1, "a", "X-Inferrail-Priority: batch\r\n")
@@ -621,6 +694,82 @@ func TestWaitsAreCounted(t *testing.T) {
 	}
 	r.serves("busy", "a")
 	r.waiting(0)
+}
+
+// TestRoomAgainstModel plays random histories to a room, and looks among all who wait
+// for whom it should call, and whether a newcomer may be tried.
+func TestRoomAgainstModel(t *testing.T) {
+	_, tcp := pair(t)
+	budgets := []time.Duration{0, time.Millisecond, 2 * time.Millisecond, time.Second}
+	passed, called := 0, 0
+	for seed := range uint64(300) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		var m room
+		var in []*conn
+		most := len(budgets)
+		if seed%2 == 0 {
+			most = 1 + rng.IntN(2) // mostly all are alike
+		}
+		for step := range 200 {
+			class, budget := rng.IntN(2), budgets[rng.IntN(most)]
+			switch k := rng.IntN(8); {
+			case k < 3 && len(in) < 20:
+				c := &conn{tcp: tcp, nudge: make(chan struct{}, 1)}
+				c.x.budget, c.place.ticket.Class = budget, class
+				if m.join(c, 20) {
+					in = append(in, c)
+				}
+			case k == 3 && len(in) > 0:
+				i := rng.IntN(len(in))
+				m.leave(in[i], rng.IntN(2) == 0)
+				in = slices.Delete(in, i, i+1)
+			case k == 4:
+				m.call()
+			case k == 5:
+				m.renew()
+			case len(in) > 0:
+				c := in[rng.IntN(len(in))]
+				if m.on != nil && !m.called(c) {
+					continue // another one looks first
+				}
+				if c.x.budget == 0 {
+					continue // admission refuses nobody who grants all the time there is
+				}
+				bar, want := max(m.bar, c.x.budget), (*conn)(nil)
+				for t := range m.queue.All() {
+					if b := t.Value.x.budget; want == nil && (b == 0 || b > bar) {
+						want = t.Value
+					}
+				}
+				m.pass(c, true)
+				if m.on != want {
+					t.Fatalf("seed %d, step %d: another one is called than should be", seed, step)
+				}
+				if want != nil {
+					called++
+				}
+			}
+			want := true
+			for t := range m.queue.All() {
+				if t.Class > class {
+					break
+				}
+				if b := t.Value.x.budget; patience(b) >= patience(budget) || patience(b) > m.bar {
+					want = false
+					break
+				}
+			}
+			if got := m.passes(class, budget); got != want {
+				t.Fatalf("seed %d, step %d: a newcomer passes: %v", seed, step, got)
+			}
+			if want && len(in) > 0 {
+				passed++
+			}
+		}
+	}
+	if passed < 100 || called < 100 {
+		t.Errorf("too little happened: %d have passed, %d were called", passed, called)
+	}
 }
 
 // TestRoomUnderRaces: whoever comes, is called, gives up, gives way or is taken at

@@ -17,21 +17,22 @@ const prefixTokens = 1024
 
 // bySession reports that the model's policy, or one beside it, goes by
 // policy.Request.Session.
-func (m *Model) bySession() bool {
-	if usesSession(m.Policy) {
+func (m *Model) bySession() bool { return uses[*policy.Sticky](m) }
+
+// learns reports that one of them goes by policy.Candidate.Filter.
+func (m *Model) learns() bool { return uses[*policy.NLMS](m) }
+
+// uses reports that the model's policy, or one beside it, is a P.
+func uses[P policy.Policy](m *Model) bool {
+	if _, ok := m.Policy.(P); ok {
 		return true
 	}
 	for _, s := range m.Shadows {
-		if usesSession(s.Policy) {
+		if _, ok := s.Policy.(P); ok {
 			return true
 		}
 	}
 	return false
-}
-
-func usesSession(p policy.Policy) bool {
-	_, ok := p.(*policy.Sticky)
-	return ok
 }
 
 // prefixKey stands for how the prompt begins, 0 where that is not known. Prompts of

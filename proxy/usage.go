@@ -85,6 +85,7 @@ func complete(u usage, tail []byte) usage {
 		if u.partial {
 			u.prompt, u.partial = t.prompt, false
 		}
+		u.cached = min(u.cached, u.prompt)
 	}
 	return u
 }
@@ -101,11 +102,24 @@ func lastTimings(tail []byte) (usage, bool) {
 	}
 }
 
+// lastIndex is bytes.LastIndex, which looks at one byte after another, where
+// bytes.Index looks at 32 at a time: of a text that occurs seldom it takes an eighth.
+func lastIndex(b, text []byte) int {
+	last := -1
+	for from := 0; ; from = last + 1 {
+		i := bytes.Index(b[from:], text)
+		if i < 0 {
+			return last
+		}
+		last = from + i
+	}
+}
+
 // lastObject returns b from the last object on that is the value of the member
 // quoted, and what comes before that member. A nil object means there is none.
 func lastObject(b []byte, quoted string) (object, before []byte) {
 	for {
-		i := bytes.LastIndex(b, []byte(quoted))
+		i := lastIndex(b, []byte(quoted))
 		if i < 0 {
 			return nil, nil
 		}
@@ -172,6 +186,7 @@ func readUsage(b []byte) (u usage, ok bool) {
 		completion.n = total.n - min(total.n, prompt.n)
 	}
 	cached.or(read)
+	cached.n = min(cached.n, prompt.n+read.n+created.n)
 	return usage{prompt: prompt.n + read.n + created.n, completion: completion.n, cached: cached.n, cachedTold: cached.there}, true
 }
 
@@ -253,8 +268,8 @@ type count struct {
 
 // read takes a JSON value if it is a whole number that can be a count.
 func (c *count) read(value []byte) {
-	if len(value) > 15 {
-		return
+	if len(value) > 9 {
+		return // no prompt or answer has so many
 	}
 	n := uint64(0)
 	for _, b := range value {

@@ -1,7 +1,9 @@
 package proxy
 
 import (
+	"bytes"
 	"fmt"
+	"math/rand/v2"
 	"strings"
 	"testing"
 
@@ -43,6 +45,10 @@ func TestFindUsage(t *testing.T) {
 	f(`"usage":{"input_tokens":36,"input_tokens_details":{"cached_tokens":0},"output_tokens":87}`, 36, 87, 0)
 	// vLLM tells of a miss, too; SGLang leaves the details out then.
 	f(`"usage":{"prompt_tokens":5,"completion_tokens":4,"prompt_tokens_details":{"cached_tokens":0}}`, 5, 4, 0)
+	// No more is cached than there is, and no engine counts a billion.
+	f(`"usage":{"prompt_tokens":5,"completion_tokens":4,"prompt_tokens_details":{"cached_tokens":999999999}}`, 5, 4, 5)
+	f(`"usage":{"prompt_tokens":5,"completion_tokens":4,"prompt_tokens_details":{"cached_tokens":1000000000}}`, 5, 4, untold)
+	f(`"usage":{"prompt_tokens":5,"completion_tokens":1000000000,"total_tokens":9}`, 5, 4, untold)
 	// Messages: what the cache held is not in input_tokens.
 	f(`"usage":{"cache_creation_input_tokens":4,"cache_read_input_tokens":50,"input_tokens":6,"output_tokens":20}`, 60, 20, 50)
 	f(`"usage":{"input_tokens":6,"cache_read_input_tokens":null,"output_tokens":20,"service_tier":"standard"}`, 6, 20, untold)
@@ -139,5 +145,19 @@ func TestFindUsageDoesNotAllocate(t *testing.T) {
 		}
 	}); n != 0 {
 		t.Errorf("%v allocations", n)
+	}
+}
+
+func TestLastIndex(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 1))
+	for range 20_000 {
+		b := make([]byte, rng.IntN(200))
+		for i := range b {
+			b[i] = "ab"[rng.IntN(2)]
+		}
+		text := []byte("aabaaba"[:1+rng.IntN(7)])
+		if got, want := lastIndex(b, text), bytes.LastIndex(b, text); got != want {
+			t.Fatalf("%q in %q: %d, want %d", text, b, got, want)
+		}
 	}
 }

@@ -337,6 +337,8 @@ type Raw struct {
 	Chunks     int   `json:"chunks"`
 	Max        int   `json:"max"`
 	IntervalUS int64 `json:"interval_us"`
+	// First bounds the first piece, which is as small in most streams; 0 does not.
+	First int `json:"first"`
 	// Length is "chunked", also when empty, or "fixed": with a Content-Length.
 	Length string `json:"length"`
 	// Split cuts the writes as Faults.SplitWrites does.
@@ -353,6 +355,8 @@ func (r *Raw) check() error {
 		return fmt.Errorf("raw: chunks must not be negative and max at least 1, got %d and %d", r.Chunks, r.Max)
 	case r.Chunks > 0 && r.Max > maxRawBytes/r.Chunks:
 		return fmt.Errorf("raw: chunks times max must be at most %d", int64(maxRawBytes))
+	case r.First < 0:
+		return fmt.Errorf("raw: first must not be negative, got %d", r.First)
 	case r.IntervalUS < 0 || r.IntervalUS > int64(time.Hour/time.Microsecond):
 		return errors.New("raw: interval_us must be between 0 and one hour")
 	case r.Length != "" && r.Length != "chunked" && r.Length != "fixed":
@@ -373,7 +377,11 @@ func AppendRaw(dst []byte, r Raw) []byte {
 
 // size returns the length of piece i.
 func (r *Raw) size(i int) int {
-	return 1 + int(mix(r.Seed+uint64(i)*golden)%uint64(r.Max))
+	most := r.Max
+	if i == 0 && r.First > 0 {
+		most = min(most, r.First)
+	}
+	return 1 + int(mix(r.Seed+uint64(i)*golden)%uint64(most))
 }
 
 // fakeEnds look like the end of a chunked body, or like a whole one.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"strings"
 
 	"github.com/inferrail/inferrail/agent"
@@ -56,6 +57,7 @@ func summary(c *agent.Config) string {
 		count(len(c.Replicas), "replica"),
 		count(len(c.Models), "model"),
 		"sources: " + strings.Join(sources(c), ", "),
+		"policy " + strings.Join(policies(c), ", "),
 	}
 	if n := len(c.Server.APIKeys); n > 0 {
 		parts = append(parts, count(n, "API key"))
@@ -66,6 +68,17 @@ func summary(c *agent.Config) string {
 		parts = append(parts, "TLS")
 	}
 	return strings.Join(parts, "; ")
+}
+
+// policies are those by which replicas are chosen, the default one first.
+func policies(c *agent.Config) []string {
+	list := []string{c.Routing.DefaultPolicy}
+	for _, m := range c.Models {
+		if m.Policy != "" && !slices.Contains(list, m.Policy) {
+			list = append(list, m.Policy)
+		}
+	}
+	return list
 }
 
 // sources are where engines come from.

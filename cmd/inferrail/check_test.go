@@ -36,25 +36,25 @@ func TestCheck(t *testing.T) {
 		}
 	}
 	f("replicas: [{url: http://gpu:8000}]\n", 0,
-		"FILE: ok\n1 replica; 0 models; sources: replicas; no API key: anybody may send requests\n")
+		"FILE: ok\n1 replica; 0 models; sources: replicas; policy cost_model; no API key: anybody may send requests\n")
 	f(`
-models: [{name: m}, {name: n}]
+models: [{name: m, policy: sticky}, {name: n, policy: cost_model}]
 discovery: {local: true, dns: [{name: engines.svc, port: 8000}]}
 server:
   api_keys:
     - {name: web, sha256: 60303ae22b998861bce3b28f33eec1be758a213c86c93c076dbe9f558c11c752}
-`, 0, "FILE: ok\n0 replicas; 2 models; sources: dns engines.svc, local; 1 API key\n"+
+`, 0, "FILE: ok\n0 replicas; 2 models; sources: dns engines.svc, local; policy cost_model, sticky; 1 API key\n"+
 		`m: not known before an engine says where it has the model (tokenizer "m": there is no such directory, and the Hugging Face cache has no /nowhere/hub/models--m; fetch it with "hf download m", or name a directory)`+"\n"+
 		`n: not known before an engine says where it has the model (tokenizer "n": there is no such directory, and the Hugging Face cache has no /nowhere/hub/models--n; fetch it with "hf download n", or name a directory)`+"\n"+look)
 	f("replicas: [{url: http://gpu:8000}]\nmodels: [{name: m, tokenizer: none}, {name: s, tokenizer: builtin:sim}]\n", 0,
-		"FILE: ok\n1 replica; 2 models; sources: replicas; no API key: anybody may send requests\n"+
+		"FILE: ok\n1 replica; 2 models; sources: replicas; policy cost_model; no API key: anybody may send requests\n"+
 			"m: no tokenizer; prompts are approximate\n"+
 			"s (builtin:sim): exact: that of the simulated engine, chat template, contents as string\n"+look)
 	f("replicas: [{url: http://gpu:8000}]\nmodels: [{name: m, tokenizer: /nowhere, chat_template: /nowhere/t.jinja}]\n", 1,
 		"FILE: models[0].tokenizer: cannot be read: stat /nowhere: no such file or directory\n"+
 			"FILE: models[0].chat_template: cannot be read: open /nowhere/t.jinja: no such file or directory\n")
 	f("listne: :80\nreplicas: [{url: ftp://h, api_key_file: /nowhere/key}]\nserver: {tls: {cert_file: /nowhere/a, key_file: /nowhere/b}}\n", 1,
-		`FILE: listne: is unknown; known here: listen, admin_listen, admin_token_sha256, models, replicas, discovery, datapath, routing, health, retry, tokenizer, index, server, decisions
+		`FILE: listne: is unknown; known here: listen, admin_listen, admin_token_sha256, models, replicas, discovery, datapath, routing, classes, health, load, retry, tokenizer, index, server, decisions
 FILE: replicas[0].url: "ftp://h": engines are reached over http only; want http://host:port
 FILE: server.tls: cannot read the certificate: open /nowhere/a: no such file or directory
 FILE: replicas[0].api_key_file: cannot be read: open /nowhere/key: no such file or directory

@@ -2,11 +2,14 @@ package main
 
 import (
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
+	"strconv"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -68,14 +71,26 @@ func (c *child) end() {
 
 func freePort(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for range lastPort - firstPort {
+		port := strconv.Itoa(firstPort + int(nextPort.Add(1)%(lastPort-firstPort)))
+		l, err := net.Listen("tcp", "127.0.0.1:"+port)
+		if err == nil {
+			l.Close()
+			return port
+		}
 	}
-	defer l.Close()
-	_, port, _ := net.SplitHostPort(l.Addr().String())
-	return port
+	t.Fatalf("every port from %d to %d is in use", firstPort, lastPort)
+	return ""
 }
+
+// Free ports are below those that the kernel gives to whoever asks for any: one of
+// these may belong to somebody else before it is listened at. Each is given once in
+// a long time.
+const firstPort, lastPort = 20000, 30000
+
+var nextPort atomic.Uint64
+
+func init() { nextPort.Store(rand.Uint64N(lastPort - firstPort)) }
 
 // admin is the address of an agent's admin pages, such as http://127.0.0.1:9090.
 type admin string

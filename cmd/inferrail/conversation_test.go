@@ -40,6 +40,7 @@ const cacheFleetConfig = `
 listen: 127.0.0.1:0
 admin_listen: 127.0.0.1:0
 datapath: {mode: copy}
+routing: {default_policy: least_request} # whatever they have cached, all are asked
 models: [{name: sim, tokenizer: "builtin:sim"}]
 replicas:
 `

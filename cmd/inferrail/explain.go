@@ -138,7 +138,7 @@ func (c *explainCommand) ask(ctx context.Context, body []byte) ([]byte, error) {
 // for each replica, what its cost is made of, without what is 0, and the winner.
 func printExplanation(out io.Writer, x *agent.Explanation) error {
 	w := &bytes.Buffer{}
-	fmt.Fprintf(w, "model      %s, chosen for by %s\n", x.Model, x.Policy)
+	fmt.Fprintf(w, "model      %s, policy %s\n", x.Model, x.Policy)
 	switch {
 	case x.Exact:
 		fmt.Fprintf(w, "prompt     %s, exact; %s of %d\n", count(x.PromptTokens, "token"), count(x.Blocks, "whole block"), x.BlockSize)

@@ -31,7 +31,7 @@ func TestExplain(t *testing.T) {
 	if status != 0 || stderr != "" {
 		t.Fatalf("status %d: %s", status, stderr)
 	}
-	for _, want := range []string{"model      sim, chosen for by ", " tokens, exact; ", " whole blocks of 16\n", "sim-0", "sim-1", "\nwinner     sim-", "first token expected in "} {
+	for _, want := range []string{"model      sim, policy ", " tokens, exact; ", " whole blocks of 16\n", "sim-0", "sim-1", "\nwinner     sim-", "first token expected in "} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("no %q in\n%s", want, stdout)
 		}
