@@ -34,7 +34,8 @@ func (s *speeds) median() policy.Speed {
 const unobserved = 200
 
 // shareSpeeds gives each replica that has no observations, or a few, the median of
-// those that have: of those that serve one of its models, or else of all. One that is slow
+// those that have: of those that serve one of its models, or else of all, or what
+// nothing is known of; then whole answers tell whether it is slower. One that is slow
 // and has had none for long is supposed to be as fast as the others of its model, for
 // one request.
 func (f *fleet) shareSpeeds() {
@@ -60,15 +61,12 @@ func (f *fleet) shareSpeeds() {
 			byModel[c.ID].add(&e)
 		}
 	}
-	if len(all.all) == 0 {
-		return
-	}
 	for _, m := range lacking {
-		of := &all
 		if i := slices.IndexFunc(m.models, func(c card) bool { return byModel[c.ID] != nil }); i >= 0 {
-			of = byModel[m.models[i].ID]
+			m.replica.Calibration().SetPrior(byModel[m.models[i].ID].median())
+		} else {
+			m.replica.Calibration().SetPrior(all.median().Times(f.slownessLocked(m)))
 		}
-		m.replica.Calibration().SetPrior(of.median())
 	}
 	now, typical := time.Now(), policy.Prefill(1000, 1000)
 	for i, m := range f.members {
@@ -90,6 +88,17 @@ func (f *fleet) shareSpeeds() {
 			m.replica.Calibration().Suppose(usual)
 		}
 	}
+}
+
+// slownessLocked is how slow a replica is of whose model no first token was seen.
+func (f *fleet) slownessLocked(m *member) float64 {
+	var others []policy.FilterState
+	for _, other := range f.members {
+		if other != m && other.sharesModel(m) {
+			others = append(others, other.replica.Filter().State())
+		}
+	}
+	return policy.Slowness(m.replica.Filter().State(), others)
 }
 
 // toldFrom is by how much a replica must have become slower or faster for a line in

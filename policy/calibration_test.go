@@ -540,6 +540,26 @@ func TestCalibrationRefuses(t *testing.T) {
 	f(Work{1, 0, 0}, 0.01, 2)
 }
 
+func TestSlowness(t *testing.T) {
+	mean := func(m float64) FilterState { return FilterState{Mean: m, Samples: 100} }
+	f := func(s FilterState, want float64, others ...FilterState) {
+		t.Helper()
+		if got := Slowness(s, others); math.Abs(got-want) > 1e-9 {
+			t.Errorf("%+v among %+v: %v, want %v", s, others, got, want)
+		}
+	}
+	f(mean(100), 1)
+	f(mean(100), 1, mean(100), mean(120))
+	f(mean(190), 1, mean(100), mean(100))
+	f(mean(400), 4, mean(100), mean(100))
+	f(mean(100), 0.25, mean(400), mean(400))
+	f(mean(100), 0.25, mean(400))
+	f(mean(400), 1, mean(100))                                      // the faster one of two is the one that is fast
+	f(FilterState{Mean: 400, Samples: 19}, 1, mean(100), mean(100)) // few
+	f(mean(400), 1, FilterState{Mean: 100, Samples: 19})
+	f(mean(0), 1, mean(100), mean(0))
+}
+
 func TestMedianSpeed(t *testing.T) {
 	f := func(want Speed, speeds ...Speed) {
 		t.Helper()

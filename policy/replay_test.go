@@ -288,6 +288,16 @@ func shareSpeeds(views []*view, now time.Time) {
 		}
 	}
 	if len(known) == 0 {
+		for i, v := range views {
+			others := make([]FilterState, 0, len(views))
+			for k := range views {
+				if k != i {
+					others = append(others, views[k].filter.State())
+				}
+			}
+			by := Slowness(v.filter.State(), others)
+			v.calibration.SetPrior(DefaultSpeed.Times(by))
+		}
 		return
 	}
 	usual, typical := MedianSpeed(known), Prefill(1000, 1000)

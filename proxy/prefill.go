@@ -27,7 +27,8 @@ type prefill struct {
 	// cache, and work what there is to compute besides.
 	cached int
 	work   policy.Work
-	// streams: a stream is asked for, whose first token can be seen.
+	// streams: a stream is asked for, whose first token can be seen, or an answer that is
+	// whole when the prompt is computed.
 	streams bool
 	// sequences is how many prompts there are. exact: cached is known from the
 	// engine's own events, or it must be nothing.
@@ -104,7 +105,7 @@ func (x *exchange) expectPrefill() {
 		r.disturbed.Store(false)
 		r.backlog.Disturbed(false) // nobody tells that any more
 	}
-	p.streams = x.call.stream || string(x.path) == "/generate_stream"
+	p.streams = x.call.stream || string(x.path) == "/generate_stream" || x.prefillsOnly()
 	speed := x.replica.calibration.Speed()
 	x.replica.backlog.Enter(&p.entry, p.work, p.streams, now, speed.Time(p.work))
 	x.replica.calibration.Sent()
@@ -160,10 +161,24 @@ func (x *exchange) firstToken(now time.Time) {
 	x.judged = x.judged[:0]
 }
 
+// prefillsOnly reports that the engine is done with the request as soon as it has
+// computed the prompt: it generates nothing, or a single token.
+func (x *exchange) prefillsOnly() bool {
+	switch string(x.path) {
+	case "/v1/embeddings", "/v2/embed", "/encode", "/pooling", "/classify", "/v1/classify",
+		"/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank":
+		return true
+	}
+	return !x.call.stream && x.route == routeGenerate && x.asked.Output == 1
+}
+
 // prefilledWhole notes that an answer has come that is no stream: the prompt is
-// computed, and how long that took cannot be told from it.
+// computed. How long that took can be told only from one that has nothing else.
 func (x *exchange) prefilledWhole(now time.Time) {
 	p := &x.prefill
+	if p.streams && x.prefillsOnly() {
+		x.firstToken(now)
+	}
 	if p.at != nil && !p.streams && x.response.status == http.StatusOK {
 		// Nothing is concluded from this prompt, and so not from what is generated now.
 		if o, ok := p.at.backlog.First(&p.entry, 0, now); ok && !o.Own {

@@ -183,6 +183,29 @@ func TestPrefillEndsWithTheHead(t *testing.T) {
 	f("all", chunkedHead+chunk(roleEvent)+chunk(textEvent)+lastChunk, false)
 }
 
+// An answer that is whole when the prompt is computed tells how long that took; one that
+// is generated meanwhile does not.
+func TestPrefillEndsWithTheAnswer(t *testing.T) {
+	f := func(path, body string, tells bool) {
+		t.Helper()
+		e := newRawEngine(t, answering("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"))
+		r := newRig(t, Limits{}, nil, e.url())
+		c := r.dial()
+		c.send(to(path, body, ""))
+		c.expects(200, "{}")
+		p, samples := r.over()[0], r.replicas[0].Calibration().Estimate().Samples
+		if (p.Observed >= 0) != tells || (samples > 0) != tells {
+			t.Errorf("%s %s: observed %v, %d samples", path, body, p.Observed, samples)
+		}
+	}
+	f("/v1/embeddings", `{"model":"m","input":"hello"}`, true)
+	f("/score", `{"model":"m","text_1":"hello","text_2":"you"}`, true)
+	f("/v1/completions", `{"model":"m","prompt":"hello","max_tokens":1}`, true)
+	f("/v1/completions", `{"model":"m","prompt":"hello","max_tokens":2}`, false)
+	f("/v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":"hello"}]}`, false)
+	f("/tokenize", `{"model":"m","prompt":"hello"}`, false)
+}
+
 // What does not end with a first token is waited for no longer, and teaches
 // nothing.
 func TestPrefillThatFails(t *testing.T) {
