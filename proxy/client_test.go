@@ -75,7 +75,7 @@ func TestClientLeaves(t *testing.T) {
 				leave(c)
 				at := time.Now()
 				left <- at
-				if d := (<-noticed).Sub(at); d > 2*time.Second {
+				if d := (<-noticed).Sub(at); d > 100*time.Millisecond {
 					t.Errorf("the engine's connection closed after %v", d)
 				}
 				c.Close()
