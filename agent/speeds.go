@@ -90,6 +90,17 @@ func (f *fleet) shareSpeeds() {
 	}
 }
 
+// slownessLocked is how slow a replica is of whose model no first token was seen.
+func (f *fleet) slownessLocked(m *member) float64 {
+	var others []policy.FilterState
+	for _, other := range f.members {
+		if other != m && other.sharesModel(m) {
+			others = append(others, other.replica.Filter().State())
+		}
+	}
+	return policy.Slowness(m.replica.Filter().State(), others)
+}
+
 // toldFrom is by how much a replica must have become slower or faster for a line in
 // the log.
 const toldFrom = 1.5
@@ -109,17 +120,6 @@ func (f *fleet) tellChangeLocked(m *member, e *policy.Estimate, now float64) {
 		f.log.Info("replica has become faster", "replica", m.id, "url", m.url, "times", thousandths(m.told/now), "ms_for_1000_tokens", thousandths(now*1e3))
 	}
 	m.told, m.changes = now, e.Changes
-}
-
-// slownessLocked is how slow a replica is of whose model no first token was seen.
-func (f *fleet) slownessLocked(m *member) float64 {
-	var others []policy.FilterState
-	for _, other := range f.members {
-		if other != m && other.sharesModel(m) {
-			others = append(others, other.replica.Filter().State())
-		}
-	}
-	return policy.Slowness(m.replica.Filter().State(), others)
 }
 
 // sharesModel reports that both serve a model.

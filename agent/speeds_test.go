@@ -78,6 +78,28 @@ func TestSlowReplicaIsTriedAgain(t *testing.T) {
 	expect("slow still", 1000e-6)
 }
 
+// Of replicas none of whose answers stream it is known all the same which are slow.
+func TestSpeedsOfWholeAnswers(t *testing.T) {
+	a, b, c := startEngine(t, 0, "m"), startEngine(t, 0, "m"), startEngine(t, 0, "m")
+	s := newStage(t, nil, ReplicaConfig{ID: "a", URL: a.URL()}, ReplicaConfig{ID: "b", URL: b.URL()}, ReplicaConfig{ID: "c", URL: c.URL()})
+	s.expect("m=a,b,c")
+	for range 100 {
+		for id, seconds := range map[string]float64{"a": 1, "b": 1.3, "c": 4} {
+			s.member(id).replica.Filter().Observe(1000, seconds)
+		}
+	}
+	s.fleet.shareSpeeds()
+	f := func(id string, times float64) {
+		t.Helper()
+		if got, want := s.member(id).replica.Calibration().Speed().A, times*policy.DefaultSpeed.A; got < 0.99*want || got > 1.01*want {
+			t.Errorf("%s takes %v for a token, want %v", id, got, want)
+		}
+	}
+	f("a", 1)
+	f("b", 1)
+	f("c", 4/1.3)
+}
+
 // A replica that has become slower, or as fast as before again, is told of once.
 func TestChangesOfSpeedAreTold(t *testing.T) {
 	engine := startEngine(t, 0, "m")
@@ -106,26 +128,4 @@ func TestChangesOfSpeedAreTold(t *testing.T) {
 	expect("hardly slower", 100, 120e-6, 0, 0)
 	expect("throttled", 100, 500e-6, 1, 0)
 	expect("no longer", 100, 100e-6, 1, 1)
-}
-
-// Of replicas none of whose answers stream it is known all the same which are slow.
-func TestSpeedsOfWholeAnswers(t *testing.T) {
-	a, b, c := startEngine(t, 0, "m"), startEngine(t, 0, "m"), startEngine(t, 0, "m")
-	s := newStage(t, nil, ReplicaConfig{ID: "a", URL: a.URL()}, ReplicaConfig{ID: "b", URL: b.URL()}, ReplicaConfig{ID: "c", URL: c.URL()})
-	s.expect("m=a,b,c")
-	for range 100 {
-		for id, seconds := range map[string]float64{"a": 1, "b": 1.3, "c": 4} {
-			s.member(id).replica.Filter().Observe(1000, seconds)
-		}
-	}
-	s.fleet.shareSpeeds()
-	f := func(id string, times float64) {
-		t.Helper()
-		if got, want := s.member(id).replica.Calibration().Speed().A, times*policy.DefaultSpeed.A; got < 0.99*want || got > 1.01*want {
-			t.Errorf("%s takes %v for a token, want %v", id, got, want)
-		}
-	}
-	f("a", 1)
-	f("b", 1)
-	f("c", 4/1.3)
 }
