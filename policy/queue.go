@@ -18,6 +18,7 @@ import (
 // takes n visits of its tenant. Yields and All look at every tenant.
 type Queue[T any] struct {
 	n       int
+	tokens  int         // of all tickets
 	classes []*class[T] // in which somebody waits, the best first
 }
 
@@ -80,6 +81,9 @@ type flow[T any] struct {
 // Len is how many wait.
 func (q *Queue[T]) Len() int { return q.n }
 
+// Tokens is what all tickets in it cost together.
+func (q *Queue[T]) Tokens() int { return q.tokens }
+
 // Push adds t as the last of its tenant.
 func (q *Queue[T]) Push(t *Ticket[T]) {
 	if t.flow != nil {
@@ -95,6 +99,7 @@ func (q *Queue[T]) Push(t *Ticket[T]) {
 	f.last = t
 	f.n++
 	q.n++
+	q.tokens += max(t.Tokens, 0)
 }
 
 // flowOf finds the flow of a tenant, or makes it: the last of the round.
@@ -199,6 +204,7 @@ func (q *Queue[T]) Remove(t *Ticket[T]) bool {
 	t.flow, t.previous, t.next = nil, nil, nil
 	f.n--
 	q.n--
+	q.tokens -= max(t.Tokens, 0)
 	if f.n > 0 {
 		return true
 	}

@@ -145,6 +145,13 @@ func TestQueueAgainstModel(t *testing.T) {
 					credit[tk.Class] = 0
 				}
 			}
+			tokens := 0
+			for t := range q.All() {
+				tokens += max(t.Tokens, 0)
+			}
+			if q.Tokens() != tokens {
+				t.Fatalf("seed %d, step %d: %d tokens, want %d", seed, step, q.Tokens(), tokens)
+			}
 			if q.Len() != len(model) {
 				t.Fatalf("seed %d, step %d: %d wait, want %d", seed, step, q.Len(), len(model))
 			}

@@ -199,13 +199,10 @@ func (m *room) first(c *conn) bool {
 }
 
 // tokens is how many have to be computed for those that wait.
-func (m *room) tokens() (n int) {
+func (m *room) tokens() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for t := range m.queue.All() {
-		n += t.Tokens
-	}
-	return n
+	return m.queue.Tokens()
 }
 
 // renew begins another round: the first tries again.
