@@ -159,7 +159,7 @@ bench-index: ## measure looking up and changing the KV index, and the table in i
 		go test -count 1 -timeout 0 -run '^TestIndexTiming$$' -v ./index
 
 replay: ## replay traces through every policy in virtual time, and with other weights of the default one; ten minutes
-	go test -count 1 -timeout 0 -run '^TestReplay(Table|Weights)$$' -v ./policy -replay
+	go test -count 1 -timeout 0 -run '^TestReplay(Table|Weights|Unseen)$$' -v ./policy -replay
 
 bench-policy: ## measure how long each policy takes to choose among 8 to 1,000 replicas
 	INFERRAIL_BENCH_POLICY=$(CURDIR)/bench/results/policy.json \

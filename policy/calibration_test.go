@@ -550,7 +550,7 @@ func TestSlowness(t *testing.T) {
 	}
 	f(mean(100), 1)
 	f(mean(100), 1, mean(100), mean(120))
-	f(mean(190), 1, mean(100), mean(100))
+	f(mean(290), 1, mean(100), mean(100))
 	f(mean(400), 4, mean(100), mean(100))
 	f(mean(100), 0.25, mean(400), mean(400))
 	f(mean(100), 0.25, mean(400))
