@@ -3,9 +3,13 @@ package agent
 import (
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/netip"
+	"os"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -156,6 +160,59 @@ func TestEveryPolicyServes(t *testing.T) {
 			if len(seen) != 1 {
 				t.Errorf("%s: a session at %v", name, seen)
 			}
+		}
+	}
+}
+
+// README.md tells of every policy and weight, and what it is unless it is configured.
+func TestReadmeHasEveryWeight(t *testing.T) {
+	readme, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, text, _ := strings.Cut(string(readme), "\n## Policies\n")
+	text, _, ok := strings.Cut(text, "\n## ")
+	if !ok {
+		t.Fatal("README.md has no section of policies")
+	}
+	// In the table of policies a weight's value is behind its name, and in that of the
+	// default policy in the next column.
+	told := map[string]map[string]float64{}
+	number := regexp.MustCompile("`([a-z_]+)` ([0-9.e-]+)")
+	of := func(policy string) map[string]float64 {
+		if told[policy] == nil {
+			told[policy] = map[string]float64{}
+		}
+		return told[policy]
+	}
+	value := func(s string) float64 {
+		v, err := strconv.ParseFloat(strings.TrimSpace(s), 64)
+		if err != nil {
+			t.Errorf("README.md: %q is no number", s)
+		}
+		return v
+	}
+	for row := range strings.Lines(text) {
+		cells := strings.Split(row, "|")
+		if len(cells) == 6 {
+			for name := range strings.SplitSeq(cells[1], ",") {
+				for _, m := range number.FindAllStringSubmatch(cells[3], -1) {
+					of(strings.Trim(name, " `"))[m[1]] = value(m[2])
+				}
+			}
+		}
+		if names := strings.Split(cells[min(1, len(cells)-1)], ", "); len(cells) == 5 && policy.Weights(policy.Default)[strings.Trim(names[0], " `")] != 0 {
+			for i, v := range strings.Split(cells[2], ", ") {
+				of(policy.Default)[strings.Trim(names[i], " `")] = value(v)
+			}
+		}
+	}
+	for _, name := range policy.Names() {
+		if !strings.Contains(text, "| `"+name+"`") && !strings.Contains(text, ", `"+name+"` |") {
+			t.Errorf("README.md has no row of the policy %s", name)
+		}
+		if want := policy.Weights(name); !maps.Equal(told[name], want) && len(told[name])+len(want) > 0 {
+			t.Errorf("README.md tells of %s the weights %v, and they are %v", name, told[name], want)
 		}
 	}
 }

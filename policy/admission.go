@@ -70,7 +70,13 @@ type AdmissionRules struct {
 // unless nothing was observed since the one before: what cannot be served does not
 // pile up.
 type Admission struct {
-	mu    sync.Mutex // guards the rest
+	mu sync.Mutex // guards the rest
+	admissionMemory
+}
+
+// admissionMemory is all that an Admission knows, so that it can be copied whole. It
+// is a part of one; the zero value knows nothing and takes all.
+type admissionMemory struct {
 	rules AdmissionRules
 	// at, took and served are a ring of the latest observations, in nanoseconds;
 	// those that are too old are skipped. served is the part of took since the request

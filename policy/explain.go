@@ -27,8 +27,7 @@ func AppendTerms(dst []Term, p Policy, r *Request, candidates []Candidate, i int
 // Foresee is what Admit would say now, without effect.
 func (a *Admission) Foresee(now time.Time, predicted, wait, budget time.Duration) Verdict {
 	a.mu.Lock()
-	b := Admission{rules: a.rules, at: a.at, took: a.took, served: a.served, n: a.n, next: a.next, lateUntil: a.lateUntil, lateBudget: a.lateBudget,
-		trickled: a.trickled, observed: a.observed, refused: a.refused}
+	b := Admission{admissionMemory: a.admissionMemory}
 	a.mu.Unlock()
 	return b.Admit(now, predicted, wait, budget)
 }

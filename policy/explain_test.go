@@ -91,8 +91,9 @@ func TestForeseeIsWithoutEffect(t *testing.T) {
 			now = now.Add(time.Duration(random.IntN(200)) * time.Millisecond)
 			if random.IntN(2) == 0 {
 				took := time.Duration(random.IntN(4000)) * time.Millisecond
-				foreseen.Observe(now, took, 0)
-				other.Observe(now, took, 0)
+				waited := took * time.Duration(random.IntN(3)) / 3
+				foreseen.Observe(now, took, waited)
+				other.Observe(now, took, waited)
 			}
 			predicted := time.Duration(random.IntN(4000)) * time.Millisecond
 			wait := predicted * time.Duration(random.IntN(3)) / 3

@@ -75,7 +75,11 @@ func TestClientLeaves(t *testing.T) {
 				leave(c)
 				at := time.Now()
 				left <- at
-				if d := (<-noticed).Sub(at); d > 100*time.Millisecond {
+				limit := 100 * time.Millisecond
+				if raceDetector {
+					limit = 2 * time.Second // it is slow, and others run beside it
+				}
+				if d := (<-noticed).Sub(at); d > limit {
 					t.Errorf("the engine's connection closed after %v", d)
 				}
 				c.Close()

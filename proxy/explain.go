@@ -13,8 +13,8 @@ import (
 // now, and why. It does what is done for a request up to the choice, in the same
 // way and under the same bounds, but sends nothing, takes no place, is charged to no
 // key and counted nowhere. The error is a *Refusal when the request would be refused
-// before. One that has no key is explained as one that may be sent. Call it before
-// Shutdown.
+// before. One that has no key is explained as one that may be sent. It may be called
+// at any time, after Shutdown too, as long as the replicas are not closed.
 func (s *Server) Explain(path string, header http.Header, body []byte) (*Decision, error) {
 	x := s.explained(path, header, body)
 	defer x.giveBack()

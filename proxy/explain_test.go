@@ -412,6 +412,11 @@ func TestExplainUnderLoad(t *testing.T) {
 		c.change(func(m *Model) { m.Created++ })
 	}
 	<-done
+	// The admin port outlives the server.
+	c.shutdown(20 * time.Second)
+	if d, err := c.s.Explain("/v1/completions", nil, []byte(completion(words(20)))); err != nil || d.Winner == "" {
+		t.Errorf("after the end: %+v, %v", d, err)
+	}
 }
 
 // What admission will say is foreseen, and so is where a request waits.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"math/rand/v2"
 	"net/http"
 	"slices"
@@ -348,6 +349,8 @@ func (r *rig) pending(replica *Replica) (leave func()) {
 func TestAdmissionRefuses(t *testing.T) {
 	e := newRawEngine(t, answering("HTTP/1.1 200 OK\r\nContent-Length: 2\r\nx-inferrail-predicted-ms: 7\r\nX-Inferrail-Over-Budget: maybe\r\n\r\nok"))
 	r := newRig(t, Limits{}, nil, e.url())
+	var said lockedBuffer
+	r.s.log = slog.New(slog.NewTextHandler(&said, nil)) // nothing has come yet
 	r.change(slow)
 	leave := r.pending(r.replicas[0])
 	defer leave()
@@ -364,6 +367,9 @@ func TestAdmissionRefuses(t *testing.T) {
 	if h.Get("X-Inferrail-Over-Budget") != "true" || h.Get("X-Inferrail-Budget-Ms") != "1000" || len(h.Get("X-Inferrail-Predicted-Ms")) < 5 {
 		t.Errorf("headers: %v", h)
 	}
+	eventually(t, 20*time.Second, "it is logged", func() bool {
+		return strings.Contains(said.String(), `failure=over_budget blame=agent`) && strings.Contains(said.String(), `model=m admission="requests are late"`)
+	})
 	// No budget, no refusal.
 	ask()
 	h = c.expects(200, "ok").Header

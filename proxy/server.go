@@ -478,8 +478,14 @@ func (s *Server) failed(x *exchange, f failure, cause error) {
 		return
 	}
 	args := []any{"failure", f.label(), "blame", failureTable[f].blame.String(), "request_id", string(x.id)}
+	if x.model != nil {
+		args = append(args, "model", x.model.Name)
+	}
 	if x.replica != nil {
 		args = append(args, "replica", x.replica.ID)
+	}
+	if x.verdict != "" && f == overBudget {
+		args = append(args, "admission", x.verdict)
 	}
 	if cause != nil {
 		args = append(args, "error", cause)
