@@ -318,8 +318,7 @@ func (x *exchange) lineUp(r *Replica) failure {
 	c, lines := x.c, &x.c.s.lines
 	m := x.room
 	if m != nil {
-		m.takeOut(c, true)
-		x.outOfRoom()
+		m.move(c)
 	}
 	lines.add(&r.gate)
 	defer lines.done(&r.gate)
@@ -331,7 +330,8 @@ func (x *exchange) lineUp(r *Replica) failure {
 	x.evacuated = r.gate.evacuations.Load()
 	lined := r.gate.queue(c)
 	if m != nil {
-		m.call() // not before, or the next could be in line first
+		m.moved()
+		x.outOfRoom()
 	}
 	if !lined {
 		return overloaded

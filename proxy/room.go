@@ -36,6 +36,9 @@ type room struct {
 	// admission has refused since the last news.
 	on  *conn
 	bar time.Duration
+	// moving are on their way from here to a line. Until they are there nobody is
+	// called, or the next could be in line first.
+	moving int
 	// patient is as much as any of those in queue grants, or more: mostly it tells
 	// that none is to be looked for among them.
 	patient time.Duration
@@ -60,6 +63,9 @@ func (m *room) passes(class int, budget time.Duration) bool {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.moving > 0 {
+		return false
+	}
 	if m.patient <= m.bar && m.patient < patience(budget) {
 		return true
 	}
@@ -115,11 +121,22 @@ func (m *room) leave(c *conn, served bool) bool {
 	return in
 }
 
-// takeOut is leave without calling anybody, which must follow.
-func (m *room) takeOut(c *conn, served bool) {
+// move takes the request of c out, which goes to a line and calls moved when it is
+// there, or has found it full.
+func (m *room) move(c *conn) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.takeOutLocked(c, served)
+	m.moving++
+	m.waiting.Add(1) // as far as newcomers are concerned
+	m.takeOutLocked(c, true)
+}
+
+func (m *room) moved() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.moving--
+	m.waiting.Add(-1)
+	m.callLocked()
 }
 
 func (m *room) takeOutLocked(c *conn, served bool) (in bool) {
@@ -150,7 +167,7 @@ func (m *room) call() {
 
 func (m *room) callLocked() {
 	m.bar = 0
-	if t := m.queue.Peek(); t != nil {
+	if t := m.queue.Peek(); t != nil && m.moving == 0 {
 		m.on = t.Value
 		m.on.wake()
 	}
@@ -165,8 +182,8 @@ func (m *room) pass(c *conn, refused bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.bar = max(m.bar, c.x.budget)
-	if m.on != nil || m.patient <= m.bar {
-		return // there is news already, or nobody grants more
+	if m.on != nil || m.moving > 0 || m.patient <= m.bar {
+		return // there is news already, or soon, or nobody grants more
 	}
 	for t := range m.queue.All() {
 		if patience(t.Value.x.budget) > m.bar {
@@ -195,7 +212,7 @@ func (m *room) first(c *conn) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	t := m.queue.Peek()
-	return t != nil && t.Value == c
+	return t != nil && t.Value == c && m.moving == 0
 }
 
 // tokens is how many have to be computed for those that wait.

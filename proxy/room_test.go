@@ -288,10 +288,17 @@ func TestNobodyOvertakes(t *testing.T) {
 		defer g.mu.Unlock()
 		g.room.Store(1)
 		r.s.rooms.call()
-		r.waiting(1)
+		m := &r.s.fleet.Load().Models["m"].State.room
+		moving := func() int {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			return m.moving
+		}
+		eventually(t, 20*time.Second, "one is on its way", func() bool { return moving() == 1 })
 		for end := time.Now().Add(20 * time.Millisecond); time.Now().Before(end); time.Sleep(time.Millisecond) {
-			if n := r.s.rooms.waiting.Load(); n != 1 {
-				t.Errorf("%d wait", n)
+			r.s.rooms.call()
+			if n := moving(); n != 1 || m.passes(DefaultRank, 0) {
+				t.Errorf("%d are on their way", n)
 				return
 			}
 		}
