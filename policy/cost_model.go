@@ -215,16 +215,14 @@ func (m *CostModel) ownWork(r *Request, candidates []Candidate) float64 {
 		first, _ := bits.Mul64(mix(r.Rand), uint64(n-mostCounted+1))
 		candidates = candidates[first:][:mostCounted]
 	}
-	wait, each := math.Inf(1), math.Inf(1)
+	// By their bits, as in score: which is the least is hard to foretell.
+	waitBits, eachBits := infinite, infinite
 	for i := range candidates {
 		c := &candidates[i]
-		if c.Wait < wait {
-			wait = c.Wait
-		}
-		if c.Speed.A < each {
-			each = c.Speed.A
-		}
+		waitBits = min(waitBits, int64(math.Float64bits(c.Wait)))
+		eachBits = min(eachBits, int64(math.Float64bits(c.Speed.A)))
 	}
+	wait, each := math.Float64frombits(uint64(waitBits)), math.Float64frombits(uint64(eachBits))
 	if !(wait > 0) {
 		return m.OwnWork
 	}
