@@ -150,7 +150,7 @@ func (m *CostModel) Score(r *Request, candidates []Candidate, costs []float64) (
 	return max(m.Slack, m.SlackShare*least)
 }
 
-// score sets costs, and returns the least one. It is for 256 candidates in less than
+// score sets costs, and returns the least one. It is for 256 candidates in about
 // a microsecond, so the usual case has no branch that is hard to foretell: what does
 // not occur in most fleets is found out by the way, and left to others. parts and
 // plain say the same in plain words.
