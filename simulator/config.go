@@ -3,6 +3,8 @@ package simulator
 import (
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 )
 
@@ -23,8 +25,8 @@ type Config struct {
 	APIKey       string `yaml:"api_key" name:"api-key" help:"Key that requests to /v1 must carry."`
 	BlockSize    int    `yaml:"block_size" name:"block-size" default:"16" help:"Tokens of a KV cache block; --page-size of SGLang."`
 	NumGPUBlocks int    `yaml:"num_gpu_blocks_override" name:"num-gpu-blocks-override" default:"16384" help:"Blocks of each rank's KV cache."`
-	// Engine is whose cache, events, metrics and counts it has: vllm or sglang.
-	Engine string `yaml:"engine" name:"engine" enum:"vllm,sglang" default:"vllm" help:"vllm or sglang: whose KV cache, events, metrics and counts it has."`
+	// Engine is whose API, cache, events, metrics and counts it has: one of engines.
+	Engine string `yaml:"engine" name:"engine" enum:"vllm,sglang,tgi,llamacpp,ollama" default:"vllm" help:"vllm, sglang, tgi, llamacpp or ollama: whose API, KV cache, events, metrics and counts it has."`
 	// HostBlocks is the room of SGLang's host tier; 0 is none.
 	HostBlocks int `yaml:"host_blocks" name:"host-blocks" default:"0" help:"Pages of SGLang's host tier (HiCache, --enable-hierarchical-cache); 0 is none."`
 	// NoAsyncScheduling: vLLM schedules a step when the one before it is over.
@@ -107,8 +109,8 @@ func (c *Config) complete() error {
 		errs = append(errs, fmt.Errorf("max-model-len %d needs a KV cache of %d blocks, num-gpu-blocks-override is %d",
 			c.MaxModelLen, ceilDiv(c.MaxModelLen, c.BlockSize)+1, c.NumGPUBlocks))
 	}
-	if c.Engine != "vllm" && c.Engine != "sglang" {
-		errs = append(errs, fmt.Errorf("engine must be vllm or sglang, not %q", c.Engine))
+	if !slices.Contains(engines, c.Engine) {
+		errs = append(errs, fmt.Errorf("engine must be one of %s, not %q", strings.Join(engines, ", "), c.Engine))
 	}
 	atLeast("data-parallel-size", c.DataParallelSize, 1)
 	atLeast("host-blocks", c.HostBlocks, 0)
@@ -138,6 +140,9 @@ func (c *Config) complete() error {
 	}
 	return errors.Join(errs...)
 }
+
+// engines are what Config.Engine may be.
+var engines = []string{"vllm", "sglang", "tgi", "llamacpp", "ollama"}
 
 func setDefault[T int | time.Duration](field *T, value T) {
 	if *field == 0 {

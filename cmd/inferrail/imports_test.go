@@ -17,11 +17,11 @@ const module = "github.com/inferrail/inferrail/"
 // mayImport states which of our packages each top-level folder may import. A
 // folder that is not here must not hold Go.
 var mayImport = map[string][]string{
-	"cmd":       {"agent", "bench", "simulator"},
+	"cmd":       {"agent", "bench", "simulator", "simulator/workload", "simulator/virtual"},
 	"agent":     {"bpf", "proxy", "proxy/prompt", "proxy/prompt/tokenizer", "index", "index/kvevent", "policy"},
 	"proxy":     {"index", "policy", "proxy/prompt", "proxy/prompt/template", "proxy/prompt/tokenizer"},
-	"simulator": {"index", "index/kvevent", "policy", "proxy/prompt", "proxy/prompt/tokenizer"},
-	"bench":     {"simulator"},
+	"simulator": {"index", "index/kvevent", "policy", "proxy/prompt", "proxy/prompt/tokenizer", "simulator", "simulator/workload"},
+	"bench":     {"simulator", "simulator/workload", "simulator/virtual"},
 	"bpf":       {},
 	"index":     {"index/kvevent"},
 	"policy":    {},

@@ -1,0 +1,16 @@
+// Package workload is what is asked of engines, and what came of it: requests with
+// the time at which they come and what their prompts share, and the records of how
+// they were served. `inferrail simulate` serves them in virtual time, `inferrail
+// bench` over HTTP; both write the same records, of which one summary is made.
+//
+//	workload.go   Workload, Request, Part: what is asked, and which tokens it has
+//	record.go     Record: how one request was served
+//	summary.go    Summary, Comparison: what many records say
+//
+// A prompt is made of parts, each a text of so many tokens that is the same wherever
+// its number is. So what two prompts share is what they begin with in equal parts, and
+// neither a text nor a tokenizer is needed to know it.
+//
+// The package imports none of this project's, does no I/O but that of its readers,
+// and starts no goroutine. All that is random comes from a seed.
+package workload
