@@ -7,7 +7,6 @@ import (
 	"io"
 	"net/http"
 	"strconv"
-	"strings"
 	"time"
 )
 
@@ -20,6 +19,7 @@ type exchange struct {
 	process *process
 	rank    *rank
 	w       http.ResponseWriter
+	r       *http.Request
 	http    *http.ResponseController
 	// ctx ends when the client leaves or the server closes.
 	ctx     context.Context
@@ -28,11 +28,8 @@ type exchange struct {
 	*answer // nil for a raw body
 	// reason is what the metrics count an answer under that is not complete.
 	reason string
-	// shape is the API whose errors the route answers with.
-	shape api
 
-	arrived time.Duration
-	timer   *time.Timer
+	timer *time.Timer
 	// wake holds a token when another request's departure moved the plan of
 	// one of this exchange's sequences.
 	wake chan struct{}
@@ -51,19 +48,11 @@ func (s *Server) infer(parse parser) http.HandlerFunc {
 			req, err = parse(&s.cfg, body)
 		}
 		if err != nil {
-			writeFailure(w, shapeOf(r), err)
+			s.refuse(w, r, err)
 			return
 		}
 		s.serve(w, r, req)
 	}
-}
-
-// shapeOf returns the API whose errors the request's route answers with.
-func shapeOf(r *http.Request) api {
-	if strings.HasPrefix(r.URL.Path, "/v1/messages") {
-		return messages
-	}
-	return plain
 }
 
 // readBody reads the body to its end: only then does net/http watch for the
@@ -86,11 +75,12 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, req *request) {
 		req.faults = s.faults.Load().take()
 	}
 	req.distort()
+	arrived := s.now()
 	x := &exchange{
-		s: s, w: w, http: http.NewResponseController(w),
+		s: s, w: w, r: r, http: http.NewResponseController(w),
 		ctx: r.Context(), conn: connOf(r.Context()), req: req,
-		arrived: s.now(), timer: time.NewTimer(time.Hour), wake: make(chan struct{}, 1),
-		reason: "abort", shape: shapeOf(r),
+		timer: time.NewTimer(time.Hour), wake: make(chan struct{}, 1),
+		reason: "abort",
 	}
 	x.timer.Stop()
 	x.conn.split = 0
@@ -122,8 +112,9 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, req *request) {
 		x.conn.split = s.nextSplit()
 	}
 	x.answer = newAnswer(&s.cfg, req, requestID(r), s.created())
+	x.arrived = arrived
 	if err := x.arrive(r.Header); err != nil {
-		writeFailure(w, x.shape, err)
+		s.refuse(w, r, err)
 		return
 	}
 	defer func() { x.depart(complete) }()
@@ -177,11 +168,7 @@ func (x *exchange) depart(complete bool) {
 	}
 	x.process.settle(x.rank, now)
 	for i := range x.choices {
-		reason := x.reason
-		if complete {
-			reason = x.choices[i].reason()
-		}
-		x.process.metrics.ended(x.rank, reason)
+		x.process.metrics.ended(x, &x.choices[i], complete)
 	}
 }
 
@@ -189,7 +176,7 @@ func (x *exchange) depart(complete bool) {
 // sent to its end. Each event is written and flushed by itself: one chunk, and
 // at most one token.
 func (x *exchange) stream() bool {
-	x.w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
+	x.head(x.w.Header())
 	x.w.WriteHeader(http.StatusOK)
 	if !x.req.faults.HeadWithToken && x.http.Flush() != nil {
 		return false
@@ -228,7 +215,7 @@ func (x *exchange) stream() bool {
 func (x *exchange) sendEvents(events []byte) bool {
 	x.buf = events
 	for len(events) > 0 {
-		end := bytes.Index(events, []byte("\n\n")) + 2
+		end := bytes.Index(events, x.eventEnd) + len(x.eventEnd)
 		if _, err := x.w.Write(events[:end]); err != nil || x.http.Flush() != nil {
 			return false
 		}
@@ -350,12 +337,12 @@ func (x *exchange) body() bool {
 	f := &x.req.faults
 	if f.Break == "error" {
 		x.reason = "error"
-		writeFailure(x.w, x.shape, statusError(http.StatusInternalServerError))
+		x.s.refuse(x.w, x.r, statusError(http.StatusInternalServerError))
 		return false
 	}
 	x.process.metrics.whole(x)
 	x.buf = x.appendPaddedBody(x.buf[:0])
-	x.w.Header().Set("Content-Type", "application/json")
+	x.head(x.w.Header())
 	if f.Break != "chunk" {
 		x.w.Header().Set("Content-Length", strconv.Itoa(len(x.buf)+f.LengthExcess))
 	}

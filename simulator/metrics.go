@@ -21,10 +21,13 @@ type metrics struct {
 // rankMetrics are the series of one rank.
 type rankMetrics struct {
 	prompt, generation        prometheus.Counter
-	success                   *prometheus.CounterVec // nil of SGLang
+	success                   *prometheus.CounterVec // only vLLM's
 	firstToken, betweenTokens prometheus.Histogram
 	// values are read from the engine when the page is asked for.
 	values []metricValue
+	// done, when not nil, counts a choice that is over, and whether all of it
+	// was sent. The server's mutex is held.
+	done func(x *exchange, c *choice, complete bool)
 }
 
 type metricValue struct {
@@ -37,13 +40,19 @@ func newMetrics(p *process) *metrics {
 	m := &metrics{registry: prometheus.NewRegistry(), p: p}
 	for _, r := range p.ranks {
 		var rm *rankMetrics
-		if p.s.cfg.sglang() {
+		switch p.s.cfg.Engine {
+		case "sglang":
 			rm = m.sglang(r)
-		} else {
+		case "tgi":
+			rm = m.tgi(r)
+		case "llamacpp":
+			rm = m.llamacpp(r)
+		case "ollama":
+			rm = m.ollama(r)
+		default:
 			rm = m.vllm(r)
 		}
 		m.ranks = append(m.ranks, rm)
-		m.registry.MustRegister(rm.prompt, rm.generation, rm.firstToken, rm.betweenTokens)
 	}
 	m.registry.MustRegister(m)
 	return m
@@ -65,6 +74,7 @@ func (m *metrics) vllm(r *rank) *rankMetrics {
 			Help: "Count of requests by the reason they ended.", ConstLabels: labels}, []string{"finished_reason"}),
 	}
 	rm.counters("vllm:", labels)
+	m.registry.MustRegister(rm.prompt, rm.generation, rm.firstToken, rm.betweenTokens)
 	for _, reason := range []string{"stop", "length", "abort", "error", "repetition"} {
 		rm.success.WithLabelValues(reason)
 	}
@@ -108,6 +118,7 @@ func (m *metrics) sglang(r *rank) *rankMetrics {
 	}
 	rm := &rankMetrics{}
 	rm.counters("sglang:", labels)
+	m.registry.MustRegister(rm.prompt, rm.generation, rm.firstToken, rm.betweenTokens)
 	gauge := func(name, help string, of func(*Engine, Load) float64) {
 		rm.value("sglang:"+name, help, labels, prometheus.GaugeValue, of)
 	}
@@ -131,7 +142,7 @@ func (m *metrics) sglang(r *rank) *rankMetrics {
 	return rm
 }
 
-// counters makes the series that both engines have.
+// counters makes the series that vLLM and SGLang both show.
 func (rm *rankMetrics) counters(prefix string, labels prometheus.Labels) {
 	rm.prompt = prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "prompt_tokens_total",
 		Help: "Number of prefill tokens processed.", ConstLabels: labels})
@@ -186,10 +197,19 @@ func (m *metrics) arrived(a *answer, r *rank) {
 	m.ranks[r.number].prompt.Add(float64(a.promptTokens()))
 }
 
-// ended counts a choice by why it has ended.
-func (m *metrics) ended(r *rank, reason string) {
-	if v := m.ranks[r.number].success; v != nil {
-		v.WithLabelValues(reason).Inc()
+// ended counts a choice that is over, by why it has ended. The server's mutex
+// is held.
+func (m *metrics) ended(x *exchange, c *choice, complete bool) {
+	rm := m.ranks[x.rank.number]
+	if rm.success != nil {
+		reason := x.reason
+		if complete {
+			reason = c.reason()
+		}
+		rm.success.WithLabelValues(reason).Inc()
+	}
+	if rm.done != nil {
+		rm.done(x, c, complete)
 	}
 }
 

@@ -65,6 +65,9 @@ type request struct {
 	// tokenIDs: the answer shows the ids of its tokens and of the prompt's.
 	stream, usage, continuousUsage, tokenIDs bool
 
+	// dialect, when not nil, writes the answer.
+	dialect dialect
+
 	// The parts of an answer that only one API has.
 	responses *responsesBody
 	audio     *audio

@@ -29,7 +29,7 @@ func FuzzRequest(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
-		for path, parse := range routes {
+		for path, parse := range openAIParsers() {
 			r, err := parse(&cfg, body)
 			if defect := model().Defect(); defect != "" {
 				t.Fatalf("%s: %s", path, defect)
