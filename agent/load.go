@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/inferrail/inferrail/policy"
-	"github.com/inferrail/inferrail/proxy"
 )
 
 const (
@@ -35,9 +34,6 @@ const (
 	// A page that is the second choice is used for loadChoice before the first one
 	// is tried again.
 	loadChoice = time.Minute
-	// ownLag is how long an engine may count a request after the agent has given
-	// it up.
-	ownLag = 250 * time.Millisecond
 	// mostRequests is more than any engine has at one time.
 	mostRequests = 1 << 20
 	// mostVRAM is more than all of a node's GPUs have.
@@ -403,36 +399,19 @@ type loadWatch struct {
 	told     loadOutcome // what the log says
 }
 
-// ownLoad is what the agent has at a replica.
-type ownLoad struct {
-	at                        time.Time
-	requests, waiting, tokens int
-}
-
-func ownLoadOf(r *proxy.Replica, now time.Time) ownLoad {
-	speed := r.Calibration().Speed()
-	w, _ := r.Backlog().Ahead(&speed, now)
-	return ownLoad{now, r.InFlight(), int(math.Round(w.Prompts)), int(math.Round(w.Tokens))}
-}
-
-// most is the larger of each.
-func (o ownLoad) most(p ownLoad) ownLoad {
-	return ownLoad{o.at, max(o.requests, p.requests), max(o.waiting, p.waiting), max(o.tokens, p.tokens)}
-}
-
 // watched is a member whose load is being asked for.
 type watched struct {
 	*member
 	rank int
 	vram float64 // MB
-	own  ownLoad
+	own  policy.Own
 	why  string // it is not known now
 }
 
 // watchedLocked are the members of a server.
 func (f *fleet) watchedLocked(s *server, now time.Time) (list []watched) {
 	for _, m := range f.membersOfLocked(s) {
-		list = append(list, watched{member: m, rank: m.rank, vram: float64(m.cfg.VRAM) / (1 << 20), own: ownLoadOf(m.replica, now)})
+		list = append(list, watched{member: m, rank: m.rank, vram: float64(m.cfg.VRAM) / (1 << 20), own: m.replica.Own(now)})
 	}
 	return list
 }
@@ -507,11 +486,8 @@ func publishLoad(list []watched, r *reading, asked, told time.Time, page string,
 	}
 	for i := range list {
 		w := &list[i]
-		now := ownLoadOf(w.replica, told)
-		own := w.own.most(now)
-		if before := &w.member.own; asked.Sub(before.at) < ownLag {
-			own = own.most(*before)
-		}
+		now := w.replica.Own(told)
+		own := policy.While(w.own, now, w.member.own)
 		w.member.own = now
 		g, c, problem := r.gaugesOf(w.rank, ranks)
 		if problem != "" {
@@ -524,7 +500,7 @@ func publishLoad(list []watched, r *reading, asked, told time.Time, page string,
 			Uncounted: r.uncounted,
 			Running:   int(g.running.value), Waiting: int(g.waiting.value), WaitingTokens: -1,
 			KV:  min(g.usage.value, 1),
-			Own: own.requests, OwnWaiting: own.waiting, OwnTokens: own.tokens,
+			Own: own.Requests, OwnWaiting: own.Waiting, OwnTokens: own.Tokens,
 		}
 		if g.waitingTokens.told {
 			l.WaitingTokens = int(g.waitingTokens.value)

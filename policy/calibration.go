@@ -483,7 +483,7 @@ func (k *Calibration) Estimate() Estimate {
 func MedianSpeed(speeds []Speed) Speed {
 	var of [3][]float64
 	for _, s := range speeds {
-		if least, most := min(s.A, s.B, s.D), max(s.A, s.B, s.D); least >= 0 && !math.IsInf(most, 1) && most > 0 {
+		if s.sound() {
 			of[0], of[1], of[2] = append(of[0], s.A), append(of[1], s.B), append(of[2], s.D)
 		}
 	}
@@ -496,6 +496,12 @@ func MedianSpeed(speeds []Speed) Speed {
 	}
 	median := func(cs []float64) float64 { return cs[(n-1)/2]/2 + cs[n/2]/2 }
 	return Speed{A: median(of[0]), B: median(of[1]), D: median(of[2])}
+}
+
+// sound reports that it is a speed: of numbers, none below 0, that are not all 0.
+func (s *Speed) sound() bool {
+	least, most := min(s.A, s.B, s.D), max(s.A, s.B, s.D)
+	return least >= 0 && !math.IsInf(most, 1) && most > 0
 }
 
 // Slowness is how many times longer whole answers take a replica than they take
