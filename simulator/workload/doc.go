@@ -3,7 +3,13 @@
 // they were served. `inferrail simulate` serves them in virtual time, `inferrail
 // bench` over HTTP; both write the same records, of which one summary is made.
 //
-//	workload.go   Workload, Request, Part: what is asked, and which tokens it has
+//	workload.go   Workload, Request, Part: what is asked
+//	text.go       the words of a part, and their tokens
+//	chat.go       what stands around them in a chat
+//	generator.go  Generate: workloads by their statistics
+//	reader.go     Read: workloads from files, by what is in them
+//	mooncake.go   Mooncake's traces
+//	azure.go      Azure's traces
 //	record.go     Record: how one request was served
 //	summary.go    Summary, Comparison: what many records say
 //	curves.go     Curves: what charts draw of them

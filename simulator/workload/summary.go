@@ -1,5 +1,11 @@
 package workload
 
+import (
+	"math"
+	"slices"
+	"time"
+)
+
 // Quantiles are those of one measure, in milliseconds.
 type Quantiles struct {
 	Mean float64 `json:"mean"`
@@ -98,3 +104,147 @@ type Capacity struct {
 	Rate float64 `json:"rate"`
 	GPUs float64 `json:"gpus"`
 }
+
+// SummaryOptions are what a Summary needs to know beside the records.
+type SummaryOptions struct {
+	Policy string
+	// Replicas is how many there are. With 0 they are those that the records name.
+	Replicas int
+	Limits   Limits
+	// Warm leaves out the requests that were scheduled before.
+	Warm time.Duration
+}
+
+// Summarize makes the summary of a run of w, whose records may be in any order. What a
+// record that failed has otherwise is not looked at, and one that is as good as zero
+// was not sent.
+func Summarize(records []Record, w *Workload, o SummaryOptions) Summary {
+	s := Summary{Policy: o.Policy, Replicas: make([]int, o.Replicas)}
+	var ttft, tpot, itl, e2e, lag, ratio, off []float64
+	var work []float64
+	var input, cached, good int
+	var last, scheduled time.Duration
+	for i := range records {
+		r := &records[i]
+		if r.Scheduled < o.Warm {
+			continue
+		}
+		s.Requests++
+		scheduled, last = max(scheduled, r.Scheduled), max(last, r.Scheduled, r.End)
+		if why := r.why(); why != "" {
+			if s.Failures == nil {
+				s.Failures = map[string]int{}
+			}
+			s.Failures[why]++
+			if why == Refused {
+				s.Refused++
+			} else {
+				s.Failed++
+			}
+			continue
+		}
+		first := milliseconds(r.First - r.Scheduled)
+		ttft, e2e = append(ttft, first), append(e2e, milliseconds(r.End-r.Scheduled))
+		lag = append(lag, milliseconds(max(r.Sent-r.Scheduled, 0)))
+		each := 0.0
+		if r.Output > 1 {
+			each = milliseconds(r.End-r.First) / float64(r.Output-1)
+			tpot = append(tpot, each)
+		}
+		for _, g := range r.Gaps {
+			itl = append(itl, milliseconds(g))
+		}
+		if (o.Limits.TTFT <= 0 || first <= o.Limits.TTFT) && (o.Limits.TPOT <= 0 || each <= o.Limits.TPOT) {
+			good++
+		}
+		input, cached = input+r.Input, cached+r.Cached
+		if r.Replica >= 0 {
+			for len(s.Replicas) <= r.Replica {
+				s.Replicas = append(s.Replicas, 0)
+			}
+			for len(work) < len(s.Replicas) {
+				work = append(work, 0)
+			}
+			s.Replicas[r.Replica]++
+			work[r.Replica] += float64(r.Input - r.Cached)
+		}
+		if observed := (r.First - r.Sent).Seconds(); r.Predicted > 0 && observed > 0 {
+			predicted := r.Predicted.Seconds()
+			ratio = append(ratio, predicted/observed)
+			off = append(off, math.Abs(predicted-observed)/observed)
+		}
+	}
+	if s.Requests == 0 {
+		return s
+	}
+	if asked := (scheduled - o.Warm).Seconds(); asked > 0 {
+		s.Rate = float64(s.Requests) / asked
+	}
+	s.Seconds = (last - o.Warm).Seconds()
+	if s.Seconds > 0 {
+		s.Goodput = float64(good) / s.Seconds
+	}
+	s.Good = float64(good) / float64(s.Requests)
+	s.TTFT, s.TPOT, s.ITL = QuantilesOf(ttft), QuantilesOf(tpot), QuantilesOf(itl)
+	s.E2E, s.Lag = QuantilesOf(e2e), QuantilesOf(lag)
+	if input > 0 {
+		s.HitRate = float64(cached) / float64(input)
+	}
+	s.Hotspot = hotspot(work, len(s.Replicas))
+	s.Prediction, s.PredictionError = median(ratio), median(off)
+	return s
+}
+
+// Refused is the Failure of a request that admission has not taken.
+const Refused = "refused"
+
+// why is why the request was not served, "" when it was.
+func (r *Record) why() string {
+	if r.Failure == "" && r.Output == 0 {
+		return "not sent"
+	}
+	return r.Failure
+}
+
+// hotspot is the most of work over the mean of n, 0 when there is none.
+func hotspot(work []float64, n int) float64 {
+	most, all := 0.0, 0.0
+	for _, w := range work {
+		most, all = max(most, w), all+w
+	}
+	if all == 0 {
+		return 0
+	}
+	return most * float64(n) / all
+}
+
+// QuantilesOf returns the quantiles of values, which it sorts. A quantile is one of the
+// values, by nearest rank: the least that so many parts of all are not above. Of no
+// values all are 0.
+func QuantilesOf(values []float64) Quantiles {
+	if len(values) == 0 {
+		return Quantiles{}
+	}
+	slices.Sort(values)
+	sum := 0.0
+	for _, v := range values {
+		sum += v
+	}
+	at := func(percent int) float64 {
+		return values[(len(values)*percent+99)/100-1]
+	}
+	return Quantiles{Mean: sum / float64(len(values)), P50: at(50), P90: at(90), P99: at(99), Max: values[len(values)-1]}
+}
+
+// median sorts values and returns the one in their middle, or the mean of the two that
+// are; 0 when there are none.
+func median(values []float64) float64 {
+	n := len(values)
+	if n == 0 {
+		return 0
+	}
+	slices.Sort(values)
+	return values[n/2]/2 + values[(n-1)/2]/2
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
