@@ -27,7 +27,7 @@ func Charts(name string, c *workload.Comparison) []Chart {
 		}
 		return values
 	}
-	head, foot := describe(c), load(c)+provenance(c)
+	head, foot := describe(c), asked(c)+provenance(c)
 	var charts []Chart
 	add := func(kind string, svg []byte) { charts = append(charts, Chart{name + "-" + kind, svg}) }
 
@@ -241,8 +241,8 @@ func describe(c *workload.Comparison) string {
 	return s
 }
 
-// load is how many requests there were, for a chart's foot.
-func load(c *workload.Comparison) string {
+// asked is how many requests there were, for a chart's foot.
+func asked(c *workload.Comparison) string {
 	if len(c.Runs) == 0 {
 		return ""
 	}

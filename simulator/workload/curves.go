@@ -94,6 +94,4 @@ func NewCurves(records []Record, drop time.Duration) *Curves {
 	return c
 }
 
-func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
-
 func tenth(v float64) float64 { return math.Round(v*10) / 10 }
