@@ -61,6 +61,9 @@ type Summary struct {
 	Replicas []int `json:"replicas"`
 	// Failures counts those that failed by why.
 	Failures map[string]int `json:"failures,omitempty"`
+	// Curves are for charts, nil where nobody has made them. A median has those of one
+	// of its runs.
+	Curves *Curves `json:"curves,omitempty"`
 }
 
 // Comparison is what `inferrail simulate` and `inferrail bench compare` write: one
@@ -83,6 +86,14 @@ type Comparison struct {
 	Infinite float64 `json:"infinite_hit_rate,omitzero"`
 	// Capacity is the highest rate at which each policy keeps the limits.
 	Capacity []Capacity `json:"capacity,omitempty"`
+	// Marks are what was done to the engines while they served, for charts.
+	Marks []Mark `json:"marks,omitempty"`
+}
+
+// Mark is something that happens in a run at a time, such as "replica 2 is 8x slower".
+type Mark struct {
+	Seconds float64 `json:"seconds"`
+	What    string  `json:"what"`
 }
 
 // Capacity is how much a fleet can serve under one policy.
