@@ -27,12 +27,15 @@ type answer struct {
 	fingerprint string
 	// details: usage tells what was cached, as SGLang does it if sglang is set.
 	details, sglang bool
+	// failed is why nothing comes, or nothing more.
+	failed *apiError
 	// events counts those of a stream of the Responses API.
 	events int
 	// eventEnd is what ends each event of a stream, once the head is made.
 	eventEnd []byte
-	// arrived is when the engine got the request, in its time.
-	arrived time.Duration
+	// arrived is when the engine got the request, and over when an answer
+	// that is not streamed was all there, in the engine's time.
+	arrived, over time.Duration
 }
 
 // choice is one generation of an answer, or one prompt that is pooled.
@@ -58,6 +61,8 @@ type choice struct {
 	planned   bool
 	from      int
 	at, wrote time.Duration
+	// began is when the engine first took it up, read with the plan.
+	began time.Duration
 }
 
 // created is how many tokens of the prompt have come into the cache.
@@ -122,6 +127,13 @@ func (c *choice) write(r *request) {
 		whole = "tool_calls"
 	case r.form != nil:
 		c.script = tokensOf(string(r.form.fill(c.voice)))
+	case r.stopsWhole:
+		if n, stop := c.voice.endsIn(r.output, r.stop); stop != "" {
+			c.seq.Output, c.stopped = n, stop
+			if n < r.output {
+				c.finish = whole
+			}
+		}
 	case len(r.stop) > 0:
 		c.script, c.stopped = c.voice.until(r.output, r.stop)
 		if c.stopped == "" {

@@ -1,7 +1,7 @@
 package simulator
 
 func llamacppFace() *face {
-	return uvicorn(&face{parsers: openAIParsers(), mount: llamacppRoutes, guarded: versioned, appendError: appendVLLMError})
+	return uvicorn(&face{parsers: openAIParsers(), mount: llamacppRoutes, appendError: appendVLLMError})
 }
 
 // llamacppRoutes adds its paths.

@@ -1,7 +1,7 @@
 package simulator
 
 func ollamaFace() *face {
-	return uvicorn(&face{parsers: openAIParsers(), mount: ollamaRoutes, guarded: versioned, appendError: appendVLLMError})
+	return uvicorn(&face{parsers: openAIParsers(), mount: ollamaRoutes, appendError: appendVLLMError})
 }
 
 // ollamaRoutes adds its paths.
