@@ -6,10 +6,16 @@
 //	workload.go   Workload, Request, Part: what is asked
 //	text.go       the words of a part, and their tokens
 //	chat.go       what stands around them in a chat
+//	body.go       AppendBody: the request that asks for it over HTTP
 //	generator.go  Generate: workloads by their statistics
+//	question.go   questions by themselves
+//	conversation.go  people and agents who go on
 //	reader.go     Read: workloads from files, by what is in them
 //	mooncake.go   Mooncake's traces
 //	azure.go      Azure's traces
+//	sharegpt.go   conversations as ShareGPT has them
+//	decision.go   the agent's decision log
+//	selection.go  a workload made faster, shorter, thinner
 //	record.go     Record: how one request was served
 //	summary.go    Summary, Comparison: what many records say
 //
