@@ -1,5 +1,7 @@
 package workload
 
+import "strings"
+
 // A prompt of parts with roles is a chat, and has beside the words of its parts what
 // the simulated model's template, proxy/prompt/simulated.go, and the JSON of tools and
 // calls put around them. Here stands the same template in tokens, so that a request
@@ -49,23 +51,22 @@ func toolsIn(tokens int) int { return (max(tokens, 1) + toolWords - 1) / toolWor
 // toolName is the name of the tool k of a list: a word, so that it is one token with
 // the space behind it.
 func toolName(k int) string {
-	w := words[mix(uint64(k))>>(64-wordBits)].text
-	return string(w[:4])
+	return strings.TrimSpace(words[mix(uint64(k))>>(64-wordBits)].text)
 }
 
-// The template writes JSON with a space behind each comma and colon.
+// A tool as the template writes it, and as it stands in a body: JSON with a space
+// behind each comma and colon.
 func toolBefore(k int) string {
 	return `{"type": "function", "function": {"name": "` + toolName(k) + `", "description": "`
 }
 
-const toolAfter = `", "parameters": {"type": "object", "properties": {"for": {"type": "string"}}, "required": ["for"]}}}` + "\n"
+const toolAfter = `", "parameters": {"type": "object", "properties": {"for": {"type": "string"}}, "required": ["for"]}}}`
 
 // callOf is the call that the part of number id is the result of, of one of so many
 // tools. It is as long for all.
 func callOf(id uint64, tools int) (name, about string) {
 	v := newVoice(id)
-	w := v.at(0).text
-	return toolName(int(uint64(v) % uint64(tools))), string(w[:4])
+	return toolName(int(uint64(v) % uint64(tools))), strings.TrimSpace(v.at(0).text)
 }
 
 func callText(name, about string) string {
@@ -73,7 +74,7 @@ func callText(name, about string) string {
 }
 
 var (
-	toolAfterTokens = tokenIDs(toolAfter)
+	toolAfterTokens = tokenIDs(toolAfter + "\n")
 	toolBeforeCount = len(tokenIDs(toolBefore(0)))
 	callCount       = len(tokenIDs(callText("word", "word")))
 )

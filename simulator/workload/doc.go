@@ -6,7 +6,10 @@
 //	workload.go   Workload, Request, Part: what is asked
 //	text.go       the words of a part, and their tokens
 //	chat.go       what stands around them in a chat
+//	body.go       AppendBody: the request that asks for it over HTTP
 //	generator.go  Generate: workloads by their statistics
+//	question.go   questions by themselves
+//	conversation.go  people and agents who go on
 //	reader.go     Read: workloads from files, by what is in them
 //	mooncake.go   Mooncake's traces
 //	azure.go      Azure's traces

@@ -1,6 +1,7 @@
 package workload
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -35,8 +36,11 @@ type Options struct {
 	// Own is how many tokens a request itself says on average, Result those of a
 	// tool's result, and Output those of an answer.
 	Own, Result, Output int
+	// Sessions is how many conversations a swarm has, which all last as long as it does.
+	Sessions int
 	// Turns is how many requests a conversation has on average, and Longest how many
-	// tokens a prompt and its answer may have together before it ends.
+	// tokens a prompt and its answer may have together: then its history is replaced by
+	// a summary.
 	Turns   float64
 	Longest int
 	// Think is how long it takes on average until somebody who has an answer goes on.
@@ -49,7 +53,8 @@ type Options struct {
 	Throttles []Throttle
 }
 
-// kind is a kind of workload: its names, its defaults, and what makes it.
+// kind is a kind of workload: its names, what people are told of it, its defaults, and
+// what makes it.
 type kind struct {
 	letter, name, about string
 	defaults            Options
@@ -61,7 +66,24 @@ type kind struct {
 var kinds = []kind{
 	{"w1", "system-prompts", "one question each behind one of many system prompts, some of them popular",
 		Options{Shared: 2000, Groups: 32, Zipf: 1, Own: 160, Output: 130}, (*generator).questions},
+	{"w2", "chat", "conversations whose history grows by each answer",
+		Options{Shared: 500, Groups: 4, Zipf: 1, Own: 100, Output: 250, Turns: 5, Think: 20 * time.Second}, (*generator).chats},
+	{"w3", "agents", "agents with tools: growing contexts, short answers, calls side by side",
+		Options{Shared: 2400, Groups: 4, Zipf: 1, Own: 300, Result: 600, Output: 80, Turns: 10, Think: 2 * time.Second}, (*generator).agents},
+	{"w4", "documents", "questions about some of many documents, in changing order",
+		Options{Shared: 1000, Groups: 1000, Zipf: 1.1, Own: 60, Output: 100}, (*generator).retrievals},
+	{"w5", "bursts", "system-prompts in bursts, while one engine is slow for a time",
+		Options{Shared: 2000, Groups: 32, Zipf: 1, Own: 160, Output: 130, Burst: 5}, (*generator).bursts},
 	{"w6", "unshared", "questions that share nothing", Options{Own: 1000, Output: 130}, (*generator).questions},
+
+	{"", "dio-matched", "DIO's matched backends: short questions that share nothing",
+		Options{Rate: 1, Own: 200, Output: 64}, (*generator).questions},
+	{"", "dio-asymmetry", "the same while engine 1 takes twice as long",
+		Options{Rate: 1, Own: 200, Output: 64, Throttles: []Throttle{{Engine: 1, Factor: 2}}}, (*generator).questions},
+	{"", "dio-chat", "DIO's conversations of several turns",
+		Options{Rate: 1, Shared: 200, Groups: 1, Own: 100, Output: 64, Turns: 6, Think: 5 * time.Second}, (*generator).chats},
+	{"", "dio-swarm", "DIO's swarm: eight agents at a time, while engine 0 takes eight times as long from the first third on",
+		Options{Rate: 4, Requests: 240, Sessions: 8, Shared: 800, Groups: 1, Own: 200, Result: 200, Output: 40}, (*generator).swarm},
 }
 
 // Names are the names of all kinds.
@@ -76,6 +98,9 @@ func Names() []string {
 // mostRequests is how many requests a workload may have.
 const mostRequests = 10_000_000
 
+// leastLongest has room for what any kind asks at least.
+const leastLongest = 1000
+
 // Generate makes a workload, or says everything that it cannot be made of.
 func Generate(o Options) (*Workload, error) {
 	i := slices.IndexFunc(kinds, func(k kind) bool { return o.Name == k.name || o.Name == k.letter && k.letter != "" })
@@ -87,10 +112,10 @@ func Generate(o Options) (*Workload, error) {
 	if err := o.check(); err != nil {
 		return nil, fmt.Errorf("workload %s: %w", k.name, err)
 	}
-	g := &generator{Options: o, random: rand.New(rand.NewPCG(o.Seed, uint64(i))), salt: mix(o.Seed ^ mix(uint64(i)))}
+	g := &generator{Options: o, random: rand.New(rand.NewPCG(o.Seed, uint64(i))), salt: mix(o.Seed ^ mix(uint64(i))), parts: 8}
 	k.make(g)
-	name := fmt.Sprintf("%s, seed %d, %v/s", k.name, o.Seed, o.Rate)
-	return &Workload{Name: name, Requests: g.requests, Throttles: o.Throttles}, nil
+	g.order()
+	return &Workload{Name: strings.TrimSpace(k.letter + " " + k.name), Requests: g.requests, Throttles: g.Throttles}, nil
 }
 
 func (o *Options) complete(by *Options) {
@@ -106,6 +131,7 @@ func (o *Options) complete(by *Options) {
 	fill(&o.Own, by.Own)
 	fill(&o.Result, by.Result)
 	fill(&o.Output, by.Output)
+	fill(&o.Sessions, by.Sessions)
 	fill(&o.Turns, by.Turns)
 	fill(&o.Longest, by.Longest, 30_000)
 	fill(&o.Think, by.Think)
@@ -143,8 +169,10 @@ func (o *Options) check() error {
 	}{{"shared", o.Shared}, {"own", o.Own}, {"result", o.Result}, {"output", o.Output}, {"longest", o.Longest}} {
 		bad(size.value < 0 || size.value > mostTokens, "%s must be 1 to %d tokens, not %d", size.name, mostTokens, size.value)
 	}
+	bad(o.Longest < leastLongest, "longest must be at least %d tokens, not %d", leastLongest, o.Longest)
 	bad(o.Groups < 0 || o.Groups > 1_000_000, "groups must be 1 to a million, not %d", o.Groups)
 	bad(!(o.Zipf <= 10), "zipf must be at most 10, not %v", o.Zipf)
+	bad(o.Sessions < 0 || o.Sessions > 1_000_000, "sessions must be 1 to a million, not %d", o.Sessions)
 	bad(o.Turns != 0 && !(o.Turns >= 1 && o.Turns <= 1000), "turns must be 1 to 1000, not %v", o.Turns)
 	bad(o.Think < 0 || o.PerToken < 0, "times must not be negative: think is %v, per token %v", o.Think, o.PerToken)
 	bad(o.Burst != 0 && !(o.Burst >= 1), "a burst must be at least 1, not %v", o.Burst)
@@ -162,7 +190,8 @@ type generator struct {
 	Options
 	random   *rand.Rand
 	salt     uint64
-	ids      uint64 // numbers that were given out
+	ids      uint64  // numbers that were given out
+	parts    float64 // how many of the longest have room in a prompt
 	requests []Request
 }
 
@@ -178,11 +207,11 @@ func (g *generator) part(role string, mean int, spread float64) Part {
 }
 
 // size draws from a log-normal distribution of that mean, whose logarithm has that
-// standard deviation; it is at least 1, and never above 20 times the mean.
+// standard deviation; it is at least 1 and at most what a part may have so that all
+// that a prompt is made of at once has room.
 func (g *generator) size(mean int, spread float64) int {
-	m := float64(mean)
-	x := math.Exp(math.Log(m) - spread*spread/2 + spread*g.random.NormFloat64())
-	return max(1, int(math.Round(min(x, 20*m))))
+	x := math.Exp(math.Log(float64(mean)) - spread*spread/2 + spread*g.random.NormFloat64())
+	return max(1, int(math.Round(min(x, float64(g.Longest)/g.parts))))
 }
 
 // wait draws from an exponential distribution.
@@ -223,29 +252,48 @@ const (
 )
 
 // groups are the shared texts.
-func (g *generator) groups(role string) []Part {
+func (g *generator) groups(role string, mean int) []Part {
 	parts := make([]Part, g.Groups)
 	for k := range parts {
-		parts[k] = g.part(role, g.Shared, evenly)
+		parts[k] = g.part(role, mean, evenly)
 	}
 	return parts
 }
 
-// questions come by themselves, in a Poisson process, behind a system prompt if there
-// are any.
-func (g *generator) questions() {
-	systems, popular := g.groups("system"), newZipf(g.Groups, g.Zipf)
-	for at := g.wait(1 / g.Rate); !g.over(at); at += g.wait(1 / g.Rate) {
-		g.requests = append(g.requests, g.question(at, systems, popular))
+// length is how long the requests are expected to come.
+func (g *generator) length() time.Duration {
+	if g.Requests == 0 {
+		return g.Duration
 	}
+	d := time.Duration(min(float64(g.Requests)/g.Rate, longestTime.Seconds()) * float64(time.Second))
+	if g.Duration > 0 {
+		d = min(d, g.Duration)
+	}
+	return d
 }
 
-func (g *generator) question(at time.Duration, systems []Part, popular zipf) Request {
-	r := Request{At: at, Tenant: g.random.IntN(g.Tenants)}
-	if len(systems) > 0 {
-		r.Parts = append(r.Parts, systems[popular.draw(g.random)])
+// order puts the requests in the order of time, leaves those out that are too many or
+// too late, and numbers conversations and their requests anew.
+func (g *generator) order() {
+	slices.SortStableFunc(g.requests, func(a, b Request) int { return cmp.Compare(a.At, b.At) })
+	if g.Requests > 0 && len(g.requests) > g.Requests {
+		g.requests = g.requests[:g.Requests]
 	}
-	r.Parts = append(r.Parts, g.part("user", g.Own, unevenly))
-	r.Output = g.size(g.Output, unevenly)
-	return r
+	if g.Duration > 0 {
+		n, _ := slices.BinarySearchFunc(g.requests, g.Duration, func(r Request, d time.Duration) int { return cmp.Compare(r.At, d) })
+		g.requests = g.requests[:n]
+	}
+	numbers, turns := map[int]int{0: 0}, []int{0}
+	for i := range g.requests {
+		r := &g.requests[i]
+		n, ok := numbers[r.Session]
+		if !ok {
+			n = len(turns)
+			numbers[r.Session], turns = n, append(turns, 0)
+		}
+		if r.Session = n; n > 0 {
+			r.Turn = turns[n]
+			turns[n]++
+		}
+	}
 }

@@ -3,6 +3,7 @@ package workload
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"errors"
 	"fmt"
@@ -57,7 +58,7 @@ func (o ReadOptions) Parse(from io.Reader, name string) (*Workload, error) {
 		return nil, fmt.Errorf("%s: there is no request in it", name)
 	}
 	w.Name = name
-	slices.SortStableFunc(w.Requests, func(a, b Request) int { return int(min(max(a.At-b.At, -1), 1)) })
+	slices.SortStableFunc(w.Requests, func(a, b Request) int { return cmp.Compare(a.At, b.At) })
 	return w, nil
 }
 

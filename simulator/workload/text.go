@@ -18,9 +18,9 @@ var words = makeWords()
 // wordBits is how many random bits choose one of words.
 const wordBits = 12
 
-// word is one of words, with its number as a token.
+// word is one of words, with the space behind it and its number as a token.
 type word struct {
-	text [5]byte
+	text string
 	id   uint32
 }
 
@@ -28,9 +28,8 @@ func makeWords() *[1 << wordBits]word {
 	const consonants, vowels = "bcdfghjklmnprstv", "aeio"
 	ws := new([1 << wordBits]word)
 	for k := range ws {
-		w := &ws[k]
-		w.text = [5]byte{consonants[k&15], vowels[k>>4&3], consonants[k>>6&15], vowels[k>>10&3], ' '}
-		w.id = tokenID(string(w.text[:]))
+		text := string([]byte{consonants[k&15], vowels[k>>4&3], consonants[k>>6&15], vowels[k>>10&3], ' '})
+		ws[k] = word{text, tokenID(text)}
 	}
 	return ws
 }
@@ -45,16 +44,18 @@ func (v voice) at(k int) *word {
 	return &words[mix(uint64(v)+uint64(k)*golden)>>(64-wordBits)]
 }
 
-// AppendText appends the first n tokens of the part of number id as text: n words, each
-// with a space behind it.
-func AppendText(dst []byte, id uint64, n int) []byte { return AppendWords(dst, id, 0, n) }
+// Word returns token k of the part of number id: its text, which is a word and the
+// space behind it, and its number.
+func Word(id uint64, k int) (text string, token uint32) {
+	w := newVoice(id).at(k)
+	return w.text, w.id
+}
 
-// AppendWords appends tokens from up to to, without it, of the part of number id as
-// text.
-func AppendWords(dst []byte, id uint64, from, to int) []byte {
+// appendText appends tokens from up to to, without it, of the part of number id.
+func appendText(dst []byte, id uint64, from, to int) []byte {
 	v := newVoice(id)
 	for k := from; k < to; k++ {
-		dst = append(dst, v.at(k).text[:]...)
+		dst = append(dst, v.at(k).text...)
 	}
 	return dst
 }
