@@ -9,6 +9,7 @@ import (
 type benchCommand struct {
 	Datapath datapathCommand `cmd:"" help:"CPU, latency and wake-ups of streamed answers, beside nginx and haproxy. Needs root."`
 	Gateway  gatewayCommand  `cmd:"" help:"Latency, CPU and memory of small requests, beside nginx, haproxy and other routers. Needs root."`
+	Plot     plotCommand     `cmd:"" help:"Draw charts of what simulate and compare have written with --json."`
 	Worker   workerCommand   `cmd:"" hidden:"" passthrough:"" help:"One process of a benchmark; started by the benchmark."`
 }
 
@@ -30,6 +31,13 @@ func (c *gatewayCommand) Run(ctx context.Context, e *env) error {
 	defer cancel()
 	c.Stdout, c.Stderr = e.stdout, e.stderr
 	return c.Gateway.Run(ctx)
+}
+
+type plotCommand struct{ bench.Plot }
+
+func (c *plotCommand) Run(e *env) error {
+	c.Stdout = e.stdout
+	return c.Plot.Run()
 }
 
 type workerCommand struct {

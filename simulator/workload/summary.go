@@ -67,6 +67,9 @@ type Summary struct {
 	// Doubts are why its figures should not be relied on, such as a machine that was
 	// too slow for the load.
 	Doubts []string `json:"doubts,omitempty"`
+	// Curves are for charts, nil where nobody has made them. A median has those of one
+	// of its runs.
+	Curves *Curves `json:"curves,omitempty"`
 }
 
 // Comparison is what `inferrail simulate` and `inferrail bench compare` write: one
@@ -89,6 +92,14 @@ type Comparison struct {
 	Infinite float64 `json:"infinite_hit_rate,omitzero"`
 	// Capacity is the highest rate at which each policy keeps the limits.
 	Capacity []Capacity `json:"capacity,omitempty"`
+	// Marks are what was done to the engines while they served, for charts.
+	Marks []Mark `json:"marks,omitempty"`
+}
+
+// Mark is something that happens in a run at a time, such as "replica 2 is 8x slower".
+type Mark struct {
+	Seconds float64 `json:"seconds"`
+	What    string  `json:"what"`
 }
 
 // Capacity is how much a fleet can serve under one policy.
