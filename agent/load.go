@@ -43,8 +43,6 @@ const (
 	mostLoads = 1 << 20
 	// mostShare is what shares that are rounded come to.
 	mostShare = 1.01
-	// hitsFor is how long a token that was looked for counts in the hit rate.
-	hitsFor = 10 * time.Second
 )
 
 // loadOutcome is what has become of a look at an engine's load.
@@ -348,33 +346,12 @@ func (r *reading) gaugesOf(rank, ranks int) (g gauges, c counts, why string) {
 	return g, c, why
 }
 
-// hitRate is which part of the tokens an engine has looked for lately was in its
-// cache. The zero value has seen nothing.
-type hitRate struct {
-	at                    time.Time
-	lastHits, lastQueries float64
-	hits, queries         float64 // lately
-	rate                  float64
-}
-
-// next takes the counts of now.
-func (h *hitRate) next(c *counts, now time.Time) float64 {
-	hits, queries := c.value[vllmHits-firstCounter], c.value[vllmQueries-firstCounter]
+// nextRate takes the counts of now, and returns the hit rate; without counts it stays.
+func nextRate(h *policy.HitRate, c *counts, now time.Time) float64 {
 	if !c.known[vllmHits-firstCounter] || !c.known[vllmQueries-firstCounter] {
-		return h.rate
+		return h.Rate()
 	}
-	if !h.at.IsZero() && hits >= h.lastHits && queries >= h.lastQueries {
-		keep := math.Exp(-max(now.Sub(h.at).Seconds(), 0) / hitsFor.Seconds())
-		h.hits = h.hits*keep + hits - h.lastHits
-		h.queries = h.queries*keep + queries - h.lastQueries
-		if h.queries > 1e-3 {
-			h.rate = min(h.hits/h.queries, 1)
-		}
-	} else if !h.at.IsZero() {
-		*h = hitRate{} // another process
-	}
-	h.at, h.lastHits, h.lastQueries = now, hits, queries
-	return h.rate
+	return h.Next(c.value[vllmHits-firstCounter], c.value[vllmQueries-firstCounter], now)
 }
 
 // loadWatch is what is known of how a server tells its load. The zero value is
@@ -508,7 +485,7 @@ func publishLoad(list []watched, r *reading, asked, told time.Time, page string,
 		if g.hitRate.told {
 			l.HitRate = min(g.hitRate.value, 1)
 		} else {
-			l.HitRate = w.member.hits.next(&c, told)
+			l.HitRate = nextRate(&w.member.hits, &c, told)
 		}
 		if r.uncounted && w.vram > 0 {
 			l.VRAMTotal = w.vram

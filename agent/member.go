@@ -107,7 +107,7 @@ type member struct {
 	// What follows is guarded by server.busy: what the agent had there at the last
 	// report, and its engine's hit rate.
 	own  policy.Own
-	hits hitRate
+	hits policy.HitRate
 }
 
 // errSilent: the engine did not answer a check in time. It may be dead, or it

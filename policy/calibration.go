@@ -517,17 +517,29 @@ func (s *Speed) sound() bool {
 // of 3 these have 1.13 times, for chance alone makes some look slow; with 4 those of
 // several speeds have 1.13 times as much as with 3.
 func Slowness(s FilterState, others []FilterState) float64 {
-	const few, clear = 20, 3
+	if s.Samples < fewAnswers {
+		return 1
+	}
 	all := []float64{s.Mean}
 	for _, o := range others {
-		if o.Samples >= few {
+		if o.Samples >= fewAnswers {
 			all = append(all, o.Mean)
 		}
 	}
-	if s.Samples < few || len(all) < 2 {
+	slices.Sort(all)
+	return s.slowness(all)
+}
+
+// fewAnswers is from how many on they tell something.
+const fewAnswers = 20
+
+// slowness is Slowness, where all are the means of those of which enough is known, s
+// among them, in order.
+func (s *FilterState) slowness(all []float64) float64 {
+	const clear = 3
+	if s.Samples < fewAnswers || len(all) < 2 {
 		return 1
 	}
-	slices.Sort(all)
 	if by := s.Mean / all[len(all)/2]; by >= clear || by > 0 && by <= 1.0/clear {
 		return by
 	}

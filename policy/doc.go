@@ -37,6 +37,7 @@
 //	peer.go          Peer: replicas whose speeds are taken to be alike
 //	board.go         what a backlog and a calibration show to readers that do not wait
 //	load.go          Load: what an engine says of itself
+//	hit_rate.go      HitRate: how much of what it looked for it had cached
 //	least_request.go, round_robin.go, random.go, hashing.go, kv_aware.go, lmetric.go,
 //	nlms.go          the other policies; registry.go names them all
 //	explain.go       the terms of a cost

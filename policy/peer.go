@@ -146,17 +146,18 @@ func ShareSpeeds(peers []*Peer, now time.Time) {
 			byModel[name].add(e)
 		}
 	}
+	// Those that serve the same have the same others, and themselves.
+	key := func(p *Peer) string { return strings.Join(p.Models, "\x00") }
+	answers := map[string][]float64{}
 	for _, p := range lacking {
 		if i := slices.IndexFunc(p.Models, func(name string) bool { return byModel[name] != nil }); i >= 0 {
 			p.Standing.Calibration.SetPrior(byModel[p.Models[i]].usual())
 		} else {
-			p.Standing.Calibration.SetPrior(all.usual().Times(p.slowness(peers)))
+			p.Standing.Calibration.SetPrior(all.usual().Times(p.slowness(peers, answers, key(p))))
 		}
 	}
 	typical := Prefill(1000, 1000)
-	// Those that serve the same have the same others, and themselves.
 	alike := map[string]*pace{}
-	key := func(p *Peer) string { return strings.Join(p.Models, "\x00") }
 	for _, p := range peers {
 		e := &p.Estimate
 		if others := total - e.Samples; e.Samples != p.samples || others < p.others {
@@ -188,17 +189,22 @@ func ShareSpeeds(peers []*Peer, now time.Time) {
 	}
 }
 
-// slowness is how slow a peer is of whose models no first token was seen.
-func (p *Peer) slowness(peers []*Peer) float64 {
+// slowness is how slow a peer is of whose models no first token was seen. answers has,
+// by their keys, what others took for whole answers who serve the same.
+func (p *Peer) slowness(peers []*Peer, answers map[string][]float64, key string) float64 {
 	s := p.Standing.Filter.State()
-	if s.Samples == 0 {
+	if s.Samples < fewAnswers {
 		return 1
 	}
-	var others []FilterState
-	for _, other := range peers {
-		if other != p && other.sharesModel(p) {
-			others = append(others, other.Standing.Filter.State())
+	all, known := answers[key]
+	if !known {
+		for _, other := range peers {
+			if o := other.Standing.Filter.State(); o.Samples >= fewAnswers && other.sharesModel(p) {
+				all = append(all, o.Mean)
+			}
 		}
+		slices.Sort(all)
+		answers[key] = all
 	}
-	return Slowness(s, others)
+	return s.slowness(all)
 }
