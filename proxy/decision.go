@@ -54,7 +54,7 @@ func (x *exchange) conclude(f failure, u usage, known bool) {
 	if v.replica == "" {
 		return
 	}
-	at := x.prefill.sent
+	at := x.prefill.Sent
 	if at.IsZero() {
 		at = x.sent // nothing is to be computed for it
 	}

@@ -160,6 +160,16 @@ func (c *Config) latency() Latency {
 
 func (c *Config) sglang() bool { return c.Engine == "sglang" }
 
+// NewEngine returns an engine as a server of this configuration has one in each of
+// its ranks. It does no I/O; what is set for events, KVEvents.Endpoint, is only
+// whether the engine tells of its cache.
+func (c Config) NewEngine() (*Engine, error) {
+	if err := c.complete(); err != nil {
+		return nil, err
+	}
+	return c.newEngine(), nil
+}
+
 // newEngine returns one rank's engine.
 func (c *Config) newEngine() *Engine {
 	e := NewEngine(c.latency(), c.MaxNumSeqs)

@@ -292,7 +292,7 @@ func (x *exchange) earliest() (int, time.Duration) {
 func (x *exchange) look(c *choice) {
 	x.s.mu.Lock()
 	defer x.s.mu.Unlock()
-	c.from, c.at, c.cached, c.planned = c.seq.from, c.seq.at, c.seq.Cached, c.seq.state != waiting
+	c.from, c.at, c.cached, c.planned = c.seq.from, c.seq.at, c.seq.Cached, c.seq.state != Waiting
 }
 
 // until waits for the time due, if that is known. It reports ready when that

@@ -75,11 +75,11 @@ func (m *metrics) vllm(r *rank) *rankMetrics {
 		func(_ *Engine, l Load) float64 { return float64(l.Waiting) })
 	rm.value("vllm:kv_cache_usage_perc", "KV cache usage, 1 is full.", labels, prometheus.GaugeValue, used)
 	rm.value("vllm:prefix_cache_queries_total", "Prefix cache queries, in number of queried tokens.", labels, prometheus.CounterValue,
-		func(e *Engine, _ Load) float64 { return float64(e.queried) })
+		func(e *Engine, _ Load) float64 { return float64(e.counts.Queried) })
 	rm.value("vllm:prefix_cache_hits_total", "Prefix cache hits, in number of cached tokens.", labels, prometheus.CounterValue,
-		func(e *Engine, _ Load) float64 { return float64(e.hit) })
+		func(e *Engine, _ Load) float64 { return float64(e.counts.Hit) })
 	rm.value("vllm:num_preemptions_total", "Cumulative number of preemptions.", labels, prometheus.CounterValue,
-		func(e *Engine, _ Load) float64 { return float64(e.preempted) })
+		func(e *Engine, _ Load) float64 { return float64(e.counts.Preempted) })
 	shares := "True"
 	if cfg.NoEnablePrefixCaching {
 		shares = "False"
@@ -121,13 +121,13 @@ func (m *metrics) sglang(r *rank) *rankMetrics {
 	gauge("max_total_num_tokens", "Maximum total number of tokens.", func(*Engine, Load) float64 { return float64(cfg.NumGPUBlocks * cfg.BlockSize) })
 	gauge("page_size", "The page size.", func(*Engine, Load) float64 { return float64(cfg.BlockSize) })
 	gauge("num_pages", "The number of pages.", func(*Engine, Load) float64 { return float64(cfg.NumGPUBlocks) })
-	gauge("cache_hit_rate", "The prefix cache hit rate.", func(e *Engine, _ Load) float64 { return float64(e.hit) / float64(max(1, e.queried)) })
+	gauge("cache_hit_rate", "The prefix cache hit rate.", func(e *Engine, _ Load) float64 { return float64(e.counts.Hit) / float64(max(1, e.counts.Queried)) })
 	rm.value("sglang:num_retracted_requests_total", "Total number of retracted requests.", labels, prometheus.CounterValue,
-		func(e *Engine, _ Load) float64 { return float64(e.preempted) })
+		func(e *Engine, _ Load) float64 { return float64(e.counts.Preempted) })
 	from := maps.Clone(labels)
 	from["cache_source"] = "device"
 	rm.value("sglang:cached_tokens_total", "Number of cached prompt tokens.", from, prometheus.CounterValue,
-		func(e *Engine, _ Load) float64 { return float64(e.hit) })
+		func(e *Engine, _ Load) float64 { return float64(e.counts.Hit) })
 	return rm
 }
 
@@ -261,7 +261,7 @@ func (s *Server) loads(w http.ResponseWriter, r *http.Request) {
 		round := func(v float64) float64 { return math.Round(v*1e4) / 1e4 }
 		out.Loads = append(out.Loads, load{rank.number, l.Running, l.Waiting, l.WaitingTokens, tokens, tokens + l.WaitingTokens,
 			of * cfg.BlockSize, cfg.MaxNumSeqs, round(float64(blocks) / float64(max(of, 1))),
-			round(float64(rank.engine.hit) / float64(max(rank.engine.queried, 1)))})
+			round(float64(rank.engine.counts.Hit) / float64(max(rank.engine.counts.Queried, 1)))})
 	}
 	s.mu.Unlock()
 	writeJSON(w, http.StatusOK, appendJSON(nil, out))

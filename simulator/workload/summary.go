@@ -45,6 +45,9 @@ type Summary struct {
 	// package virtual, 0 where it was not asked.
 	HitRate float64 `json:"hit_rate"`
 	Ceiling float64 `json:"ceiling,omitzero"`
+	// EngineHitRate is the hit rate by the engines' own counters, which know of warm-up
+	// and of failed requests too; 0 where they were not asked.
+	EngineHitRate float64 `json:"engine_hit_rate,omitzero"`
 	// Hotspot is the work of the busiest replica over the mean of all: tokens that
 	// were not cached.
 	Hotspot float64 `json:"hotspot"`
@@ -61,6 +64,9 @@ type Summary struct {
 	Replicas []int `json:"replicas"`
 	// Failures counts those that failed by why.
 	Failures map[string]int `json:"failures,omitempty"`
+	// Doubts are why its figures should not be relied on, such as a machine that was
+	// too slow for the load.
+	Doubts []string `json:"doubts,omitempty"`
 	// Curves are for charts, nil where nobody has made them. A median has those of one
 	// of its runs.
 	Curves *Curves `json:"curves,omitempty"`
