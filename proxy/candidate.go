@@ -48,7 +48,7 @@ func (x *exchange) pick(line bool) (r *Replica, full bool) {
 		if b := x.blocks; b != nil {
 			var found cached
 			found, c.Exact = b.at(r)
-			c.Cached, c.CachedGPU, c.CachedCPU = found.any, found.gpu, found.cpu
+			c.Cached, c.CachedGPU, c.CachedCPU = policy.Count(found.any), policy.Count(found.gpu), policy.Count(found.cpu)
 		}
 	}
 	x.describe()
@@ -176,8 +176,9 @@ func (r *Replica) describe(c *policy.Candidate, now time.Time) {
 	}
 	*c = policy.Candidate{}
 	c.Slot, c.Key, c.Speed, c.Ahead, c.Wait = r.Slot, r.key, speed, ahead, wait
-	c.InFlight, c.Decoding = inside+r.Pending(), max(inside-int(ahead.Prompts), 0)
-	c.Share, c.Large = r.warmth.share(now), r.large.Load()
+	inFlight, decoding := inside+r.Pending(), max(inside-int(ahead.Prompts), 0)
+	c.InFlight, c.Decoding = policy.Count(inFlight), policy.Count(decoding)
+	c.Share, c.Large = float32(r.warmth.share(now)), r.large.Load()
 	l := r.load.Load()
 	if !l.Fresh(now) {
 		return
@@ -185,10 +186,9 @@ func (r *Replica) describe(c *policy.Candidate, now time.Time) {
 	if requests, waiting := l.Foreign(); requests > 0 {
 		others := l.ForeignWork(r.prompts.get())
 		c.Ahead, c.Wait = ahead.Plus(others), wait+speed.Time(others)
-		c.InFlight += requests
-		c.Decoding += requests - waiting
+		c.InFlight, c.Decoding = policy.Count(inFlight+requests), policy.Count(decoding+requests-waiting)
 	}
-	c.KV, c.Queued, c.HitRate = l.KV, l.Waiting, l.HitRate
+	c.KV, c.Queued, c.HitRate = float32(l.KV), policy.Count(l.Waiting), l.HitRate
 	c.VRAMFree, c.VRAMTotal = l.VRAMFree, l.VRAMTotal
 }
 
@@ -196,7 +196,7 @@ func (r *Replica) describe(c *policy.Candidate, now time.Time) {
 func (r *Replica) decoding(now time.Time) int {
 	var c policy.Candidate
 	r.describe(&c, now)
-	return c.Decoding
+	return int(c.Decoding)
 }
 
 // takeDecision makes candidates, places and costs empty.
@@ -223,7 +223,7 @@ func (x *exchange) putDecision() {
 // picked is how many of the prompt's tokens the replica that was picked has cached.
 func (x *exchange) picked() int {
 	if i := x.choice.Index; i >= 0 && i < len(x.candidates) {
-		return x.candidates[i].Cached
+		return int(x.candidates[i].Cached)
 	}
 	return 0
 }
