@@ -5,72 +5,102 @@ import (
 	"slices"
 )
 
-// Medians are the medians of the summaries of several runs of one policy, each figure by
-// itself. Failures are added up, and Doubts are those of any run, so that neither is
-// lost. There must be at least one run.
-func Medians(runs []Summary) Summary {
-	m := Summary{Policy: runs[0].Policy}
-	over := func(f func(*Summary) float64) float64 {
-		values := make([]float64, len(runs))
+// Medians returns for each policy, in the order of their first runs, the medians of its
+// runs, each measure by itself, and how far they are apart. Doubts are those of any run,
+// so that none is lost.
+func Medians(runs []Summary) []Summary {
+	var policies []string
+	by := map[string][]Summary{}
+	for _, s := range runs {
+		if by[s.Policy] == nil {
+			policies = append(policies, s.Policy)
+		}
+		by[s.Policy] = append(by[s.Policy], s)
+	}
+	var out []Summary
+	for _, p := range policies {
+		out = append(out, medians(by[p]))
+	}
+	return out
+}
+
+// medians is of the runs of one policy.
+func medians(runs []Summary) Summary {
+	out := Summary{Policy: runs[0].Policy}
+	all := make([]float64, len(runs))
+	middle := func(of func(*Summary) float64) float64 {
 		for i := range runs {
-			values[i] = f(&runs[i])
+			all[i] = of(&runs[i])
 		}
-		return median(values)
+		return median(all)
 	}
-	count := func(f func(*Summary) int) int {
-		return int(math.Round(over(func(s *Summary) float64 { return float64(f(s)) })))
+	for k, m := range out.measures() {
+		*m = middle(func(s *Summary) float64 { return *s.measures()[k] })
 	}
-	quantiles := func(f func(*Summary) *Quantiles) Quantiles {
-		of := func(g func(*Quantiles) float64) float64 { return over(func(s *Summary) float64 { return g(f(s)) }) }
-		return Quantiles{
-			Mean: of(func(q *Quantiles) float64 { return q.Mean }), P50: of(func(q *Quantiles) float64 { return q.P50 }),
-			P90: of(func(q *Quantiles) float64 { return q.P90 }), P99: of(func(q *Quantiles) float64 { return q.P99 }),
-			Max: of(func(q *Quantiles) float64 { return q.Max }),
-		}
+	for k, c := range out.counts() {
+		*c = int(math.Round(middle(func(s *Summary) float64 { return float64(*s.counts()[k]) })))
 	}
-	m.Requests = count(func(s *Summary) int { return s.Requests })
-	m.Failed = count(func(s *Summary) int { return s.Failed })
-	m.Refused = count(func(s *Summary) int { return s.Refused })
-	m.Seconds = over(func(s *Summary) float64 { return s.Seconds })
-	m.Rate = over(func(s *Summary) float64 { return s.Rate })
-	m.TTFT = quantiles(func(s *Summary) *Quantiles { return &s.TTFT })
-	m.TPOT = quantiles(func(s *Summary) *Quantiles { return &s.TPOT })
-	m.ITL = quantiles(func(s *Summary) *Quantiles { return &s.ITL })
-	m.E2E = quantiles(func(s *Summary) *Quantiles { return &s.E2E })
-	m.Lag = quantiles(func(s *Summary) *Quantiles { return &s.Lag })
-	m.HitRate = over(func(s *Summary) float64 { return s.HitRate })
-	m.EngineHitRate = over(func(s *Summary) float64 { return s.EngineHitRate })
-	m.Ceiling = over(func(s *Summary) float64 { return s.Ceiling })
-	m.Hotspot = over(func(s *Summary) float64 { return s.Hotspot })
-	m.Goodput = over(func(s *Summary) float64 { return s.Goodput })
-	m.Good = over(func(s *Summary) float64 { return s.Good })
-	m.Prediction = over(func(s *Summary) float64 { return s.Prediction })
-	m.PredictionError = over(func(s *Summary) float64 { return s.PredictionError })
+	why := map[string]int{}
 	for i := range runs {
-		for k := range runs[i].Replicas {
-			for len(m.Replicas) <= k {
-				m.Replicas = append(m.Replicas, 0)
-			}
+		for len(out.Replicas) < len(runs[i].Replicas) {
+			out.Replicas = append(out.Replicas, 0)
 		}
-		for why, n := range runs[i].Failures {
-			if m.Failures == nil {
-				m.Failures = map[string]int{}
-			}
-			m.Failures[why] += n
+		for w := range runs[i].Failures {
+			why[w] = 0
 		}
+	}
+	for k := range out.Replicas {
+		out.Replicas[k] = int(math.Round(middle(func(s *Summary) float64 {
+			if k >= len(s.Replicas) {
+				return 0
+			}
+			return float64(s.Replicas[k])
+		})))
+	}
+	for w := range why {
+		if n := math.Round(middle(func(s *Summary) float64 { return float64(s.Failures[w]) })); n > 0 {
+			if out.Failures == nil {
+				out.Failures = map[string]int{}
+			}
+			out.Failures[w] = int(n)
+		}
+	}
+	for i := range runs {
 		for _, doubt := range runs[i].Doubts {
-			if !slices.Contains(m.Doubts, doubt) {
-				m.Doubts = append(m.Doubts, doubt)
+			if !slices.Contains(out.Doubts, doubt) {
+				out.Doubts = append(out.Doubts, doubt)
 			}
 		}
+		if out.Curves == nil {
+			out.Curves = runs[i].Curves
+		}
 	}
-	for k := range m.Replicas {
-		m.Replicas[k] = count(func(s *Summary) int {
-			if k < len(s.Replicas) {
-				return s.Replicas[k]
-			}
-			return 0
-		})
+	if len(runs) > 1 {
+		out.Spread.Runs = len(runs)
+		for k, ends := range out.Spread.ends() {
+			middle(func(s *Summary) float64 { return *s.spreading()[k] }) // which sorts
+			*ends = [2]float64{all[0], all[len(all)-1]}
+		}
 	}
-	return m
+	return out
+}
+
+// measures are all that are numbers.
+func (s *Summary) measures() []*float64 {
+	list := []*float64{&s.Seconds, &s.Rate, &s.HitRate, &s.EngineHitRate, &s.Ceiling, &s.Hotspot, &s.Goodput, &s.Good, &s.Prediction, &s.PredictionError}
+	for _, q := range []*Quantiles{&s.TTFT, &s.TPOT, &s.ITL, &s.E2E, &s.Lag} {
+		list = append(list, &q.Mean, &q.P50, &q.P90, &q.P99, &q.Max)
+	}
+	return list
+}
+
+func (s *Summary) counts() []*int { return []*int{&s.Requests, &s.Failed, &s.Refused} }
+
+// spreading are the measures that a Spread is of, and ends where it has them.
+func (s *Summary) spreading() []*float64 {
+	return []*float64{&s.TTFT.Mean, &s.TTFT.P50, &s.TTFT.P99, &s.E2E.Mean, &s.HitRate, &s.Hotspot, &s.Goodput}
+}
+
+func (s *Spread) ends() []*[2]float64 {
+	return []*[2]float64{&s.TTFTMean, &s.TTFTP50, &s.TTFTP99, &s.E2EMean, &s.HitRate, &s.Hotspot, &s.Goodput}
 }
