@@ -18,6 +18,7 @@ func TestMediansKnowEveryField(t *testing.T) {
 	m.Spread = Spread{}
 	var want Summary
 	fillWith(reflect.ValueOf(&want).Elem(), 20)
+	want.Spread = Spread{}
 	want.Policy, want.Failures, want.Doubts = "one", map[string]int{"why": 20}, m.Doubts
 	if !reflect.DeepEqual(m, want) {
 		t.Errorf("got  %+v\nwant %+v", m, want)
