@@ -72,7 +72,10 @@ func readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 // serve takes a checked request to the end of its answer.
 func (s *Server) serve(w http.ResponseWriter, r *http.Request, req *request) {
 	if !req.ownFaults {
-		req.faults = s.faults.Load().take()
+		set := s.faults.Load()
+		if req.faults = set.take(); set.Throttle != 0 {
+			s.throttle()
+		}
 	}
 	req.distort()
 	arrived := s.now()
@@ -177,6 +180,7 @@ func (x *exchange) arrive(h http.Header) error {
 		seq := &x.choices[i].seq
 		seq.wake = x.wake
 		x.rank.engine.Arrive(seq, now)
+		x.rank.sequences, x.rank.prompted = x.rank.sequences+1, x.rank.prompted+seq.prompt()
 	}
 	x.process.settle(x.rank, now)
 	x.process.metrics.arrived(x.answer, x.rank)
@@ -190,7 +194,11 @@ func (x *exchange) depart(complete bool) {
 	now := x.s.now()
 	x.process.admitted -= len(x.choices)
 	for i := range x.choices {
-		x.rank.engine.Depart(&x.choices[i].seq, now)
+		seq := &x.choices[i].seq
+		if x.req.api.generates() {
+			x.rank.generated += seq.made(now)
+		}
+		x.rank.engine.Depart(seq, now)
 	}
 	x.process.settle(x.rank, now)
 	for i := range x.choices {

@@ -43,9 +43,10 @@ type Server struct {
 
 	running, aborted, finished, accepted, splits atomic.Int64
 
-	// cancel ends the contexts of all requests. served counts the accept loop
-	// and the open connections.
+	// cancel ends the contexts of all requests, and closes closed. served counts
+	// the accept loop, the open connections and who follows a throttle.
 	cancel context.CancelFunc
+	closed <-chan struct{}
 	served sync.WaitGroup
 }
 
@@ -63,7 +64,7 @@ func Start(cfg Config) (*Server, error) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &Server{
-		cfg: cfg, face: cfg.face(), began: time.Now(), cancel: cancel,
+		cfg: cfg, face: cfg.face(), began: time.Now(), cancel: cancel, closed: ctx.Done(),
 		listener:   newListener(l.(*net.TCPListener)),
 		vocabulary: newVocabulary(),
 	}
@@ -75,6 +76,7 @@ func Start(cfg Config) (*Server, error) {
 		_ = s.listener.Close()
 		return nil, fmt.Errorf("simulated engine: %w", err)
 	}
+	s.throttle()
 	s.http = http.Server{
 		Handler:     s.handler(),
 		BaseContext: func(net.Listener) context.Context { return ctx },
@@ -197,6 +199,8 @@ func (s *Server) handler() http.Handler {
 	on("POST", "/sim/restart", s.postRestart)
 	on("GET", "/sim/faults", s.getFaults)
 	on("POST", "/sim/faults", s.postFaults)
+	on("PATCH", "/sim/faults", s.patchFaults)
+	on("GET", "/sim/stats", s.getStats)
 	mux := http.NewServeMux()
 	for path, handlers := range routes {
 		allowed := slices.Sorted(maps.Keys(handlers))

@@ -79,7 +79,7 @@ func tgiRoutes(s *Server, on route) {
 	on("GET", "/", well)
 	on("GET", "/health", well)
 	on("GET", "/ping", well)
-	on("GET", "/metrics", s.healthy(s.metricsPage))
+	on("GET", "/metrics", s.telling(s.metricsPage))
 	on("POST", "/tokenize", s.infer(s.tgiTokenize))
 	on("POST", "/chat_tokenize", s.infer(s.tgiChatTokenize))
 	on("GET", "/v1/models", func(w http.ResponseWriter, _ *http.Request) {
