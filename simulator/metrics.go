@@ -28,6 +28,8 @@ type rankMetrics struct {
 	// done, when not nil, counts a choice that is over, and whether all of it
 	// was sent. The server's mutex is held.
 	done func(x *exchange, c *choice, complete bool)
+	// slots are llama.cpp's, which has no others of the above.
+	slots *llamaSlots
 }
 
 type metricValue struct {
@@ -194,8 +196,14 @@ func (m *metrics) Collect(to chan<- prometheus.Metric) {
 
 // arrived counts the prompts of a new request.
 func (m *metrics) arrived(a *answer, r *rank) {
+	if slots := m.slotsOf(r); slots != nil {
+		slots.arrived(a)
+	}
 	m.ranks[r.number].prompt.Add(float64(a.promptTokens()))
 }
+
+// slotsOf returns the slots of a rank of llama.cpp, nil of others.
+func (m *metrics) slotsOf(r *rank) *llamaSlots { return m.ranks[r.number].slots }
 
 // ended counts a choice that is over, by why it has ended. The server's mutex
 // is held.

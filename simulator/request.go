@@ -58,15 +58,19 @@ type request struct {
 	stop []string
 	call *call
 	form *form
-	// adapter is the LoRA adapter asked for, if any.
+	// adapter is the LoRA adapter asked for, if any. noRead: nothing is taken from
+	// the cache.
 	adapter string
 	salt    *string
+	noRead  bool
 
 	// tokenIDs: the answer shows the ids of its tokens and of the prompt's.
 	stream, usage, continuousUsage, tokenIDs bool
 
-	// dialect, when not nil, writes the answer.
+	// dialect, when not nil, writes the answer. opens is when a stream's head is
+	// sent.
 	dialect dialect
+	opens   opens
 
 	// The parts of an answer that only one API has.
 	responses *responsesBody

@@ -185,6 +185,7 @@ func (s *Server) handler() http.Handler {
 		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
 			s.face.sign(w)
 			switch {
+			case s.face.gate != nil && s.face.gate(s, w, r):
 			case s.cfg.APIKey != "" && s.face.guarded(r.URL.Path) && r.Header.Get("Authorization") != "Bearer "+s.cfg.APIKey:
 				s.face.unauthorized(w, r)
 			case !slices.Contains(methods, r.Method):
@@ -205,7 +206,9 @@ func (s *Server) handler() http.Handler {
 	mux.HandleFunc("POST /sim/faults", s.postFaults)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		s.face.sign(w)
-		s.face.noRoute(w, r, nil)
+		if s.face.gate == nil || !s.face.gate(s, w, r) {
+			s.face.noRoute(w, r, nil)
+		}
 	})
 	return mux
 }
@@ -261,8 +264,11 @@ func writeError(w http.ResponseWriter, err error) {
 	writeJSON(w, e.status, e.appendBody(nil))
 }
 
+// writeJSON answers with a body of the type that is set, or JSON's.
 func writeJSON(w http.ResponseWriter, status int, body []byte) {
-	w.Header().Set("Content-Type", "application/json")
+	if w.Header().Get("Content-Type") == "" {
+		w.Header().Set("Content-Type", "application/json")
+	}
 	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 	w.WriteHeader(status)
 	_, _ = w.Write(body)
