@@ -20,6 +20,7 @@
 //	stats.go      what a server has counted, whatever its engine
 //	face.go       what differs from engine to engine over HTTP
 //	vllm.go       vLLM's routes and pages; sglang.go, tgi.go, llamacpp.go and ollama.go theirs
+//	llamacpp_*.go llama.cpp's requests, answers and slots; ollama_*.go Ollama's
 //	exchange.go   one request's way through the server, top to bottom
 //	process.go    what a restart makes anew: ranks, their engines and publishers
 //	publisher.go  KV cache events: batches, replay, snapshots

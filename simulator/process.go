@@ -17,9 +17,6 @@ type process struct {
 	began   time.Time
 	metrics *metrics
 	ranks   []*rank
-	// admitted are the choices whose answers are not over. The server's mutex
-	// guards it.
-	admitted int
 	// throttled is by how much the engines are; 1 is not at all. The server's
 	// mutex guards it.
 	throttled float64
