@@ -27,13 +27,16 @@ type answer struct {
 	fingerprint string
 	// details: usage tells what was cached, as SGLang does it if sglang is set.
 	details, sglang bool
+	// failed is why nothing comes, or nothing more.
+	failed *apiError
 	// events counts those of a stream of the Responses API.
 	events int
 	// eventEnd is what ends each event of a stream, once the head is made.
 	eventEnd []byte
-	// arrived is when the server got the request, in the engine's time, clock
-	// when the part that is written next was made.
-	arrived, clock time.Duration
+	// arrived is when the server got the request, over when an answer that is not
+	// streamed was all there, and clock when the part that is written next was
+	// made, in the engine's time.
+	arrived, over, clock time.Duration
 	// interim is when a stream says something even without a token, 0 is never.
 	// The dialect sets it.
 	interim time.Duration
@@ -62,7 +65,7 @@ type choice struct {
 	planned   bool
 	from      int
 	at, wrote time.Duration
-	// began is when its prefill did, computed when its first token was ready, as
+	// began is when the engine first took it up, computed when its first token was ready, as
 	// last read.
 	began, computed time.Duration
 	// slot is that of llama.cpp which it has, as last read.
@@ -131,6 +134,13 @@ func (c *choice) write(r *request) {
 		whole = "tool_calls"
 	case r.form != nil:
 		c.script = tokensOf(string(r.form.fill(c.voice)))
+	case r.stopsWhole:
+		if n, stop := c.voice.endsIn(r.output, r.stop); stop != "" {
+			c.seq.Output, c.stopped = n, stop
+			if n < r.output {
+				c.finish = whole
+			}
+		}
 	case len(r.stop) > 0:
 		c.script, c.stopped = c.voice.until(r.output, r.stop)
 		if c.stopped == "" {

@@ -68,7 +68,7 @@ func readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
 		status = http.StatusRequestEntityTooLarge
 	}
-	return nil, &apiError{status, http.StatusText(status), "", "cannot read the request's body: " + err.Error()}
+	return nil, &apiError{status: status, kind: http.StatusText(status), param: "", message: "cannot read the request's body: " + err.Error()}
 }
 
 // serve takes a checked request to the end of its answer.
@@ -123,8 +123,14 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, req *request) {
 		}
 		defer release()
 	}
-	if err := x.arrive(r.Header); err != nil {
-		s.refuse(w, r, err)
+	err := error(nil)
+	if req.refused != nil {
+		err = req.refused
+	} else {
+		err = x.arrive(r.Header)
+	}
+	if err != nil {
+		complete = x.refuse(err)
 		return
 	}
 	defer func() { x.depart(complete) }()
@@ -136,6 +142,19 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, req *request) {
 	} else {
 		complete = x.body()
 	}
+}
+
+// refuse answers a request for which there is no room, and reports whether the
+// answer has ended as one of its kind does.
+func (x *exchange) refuse(err error) bool {
+	if x.s.face.refusesInStream && x.req.stream {
+		x.failed = asAPIError(err)
+		x.s.current().metrics.refused(x.failed)
+		x.head(x.w.Header())
+		return x.sendEvents(x.appendFailure(x.buf[:0]))
+	}
+	x.s.refuse(x.w, x.r, err)
+	return false
 }
 
 // arrive enters the sequences into an engine.
@@ -158,6 +177,12 @@ func (x *exchange) arrive(h http.Header) error {
 			return badParameter("input_tokens", "The prompt of %d tokens and the %d that follow have no room in the KV cache.", seq.prompt(), seq.Output)
 		}
 	}
+	if full := x.s.face.full; full != nil {
+		if e := full(x.process, len(x.choices)); e != nil {
+			return e
+		}
+	}
+	x.process.admitted += len(x.choices)
 	for i := range x.choices {
 		seq := &x.choices[i].seq
 		seq.wake = x.wake
@@ -173,6 +198,7 @@ func (x *exchange) depart(complete bool) {
 	x.s.mu.Lock()
 	defer x.s.mu.Unlock()
 	now := x.s.now()
+	x.process.admitted -= len(x.choices)
 	for i := range x.choices {
 		x.rank.engine.Depart(&x.choices[i].seq, now)
 	}
@@ -386,9 +412,15 @@ func (x *exchange) body() bool {
 	f := &x.req.faults
 	if f.Break == "error" {
 		x.reason = "error"
-		x.s.refuse(x.w, x.r, statusError(http.StatusInternalServerError))
+		x.s.refuse(x.w, x.r, statusError(x.s.face.failure))
 		return false
 	}
+	if x.req.defect != nil {
+		x.reason = "error"
+		x.s.refuse(x.w, x.r, x.req.defect)
+		return false
+	}
+	x.over = x.s.now()
 	x.process.metrics.whole(x)
 	x.clock = x.s.now()
 	x.buf = x.appendPaddedBody(x.buf[:0])

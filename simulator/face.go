@@ -3,6 +3,7 @@ package simulator
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 )
 
@@ -20,11 +21,20 @@ type face struct {
 	mount func(s *Server, on route)
 	// appendError appends the body that says e at a path.
 	appendError func(dst []byte, path string, e *apiError) []byte
+	// failure is the status of an answer that the engine has failed to make.
+	failure int
+	// refusesInStream: what the engine itself refuses of a stream is told there,
+	// under status 200.
+	refusesInStream bool
+	// full returns the refusal of n more choices than those admitted, if there
+	// is no room for them. The server's mutex is held. nil takes all.
+	full func(p *process, n int) *apiError
 	// noRoute answers a path that there is not, or one that is there for other
-	// methods, which are named then. unauthorized answers a request without
-	// the key that Config.APIKey asks for; guarded are the paths that ask.
-	noRoute      func(w http.ResponseWriter, r *http.Request, allowed []string)
-	guarded      func(path string) bool
+	// methods, which are named then.
+	noRoute func(w http.ResponseWriter, r *http.Request, allowed []string)
+	// authorized reports whether a request may pass where there is a key, and
+	// unauthorized answers one that may not.
+	authorized   func(r *http.Request, key string) bool
 	unauthorized func(w http.ResponseWriter, r *http.Request)
 	// gate, when not nil, sees every request to the engine first, and reports
 	// whether it has answered it.
@@ -58,7 +68,7 @@ type moment uint8
 const (
 	// The prelude comes before the engine has begun, the opening right before the
 	// first token, then each token, and the closing after the last one. A failure
-	// of the engine ends the stream instead.
+	// of the engine ends the stream instead; it is the answer's.
 	atPrelude moment = iota
 	atOpening
 	atToken
@@ -96,13 +106,20 @@ type dialect interface {
 // refuse answers with an error in the engine's words.
 func (s *Server) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	e := asAPIError(err)
+	s.current().metrics.refused(e)
+	if e.text {
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		w.WriteHeader(e.status)
+		_, _ = io.WriteString(w, e.message)
+		return
+	}
 	writeJSON(w, e.status, s.face.appendError(nil, r.URL.Path, e))
 }
 
 func asAPIError(err error) *apiError {
 	e, ok := errors.AsType[*apiError](err)
 	if !ok {
-		e = &apiError{http.StatusInternalServerError, "InternalServerError", "", err.Error()}
+		e = &apiError{status: http.StatusInternalServerError, kind: "InternalServerError", message: err.Error()}
 	}
 	return e
 }
@@ -110,13 +127,16 @@ func asAPIError(err error) *apiError {
 // uvicorn makes a face what all engines have that are written in Python: the
 // framework's words for what has no route.
 func uvicorn(f *face) *face {
-	f.server = "uvicorn"
+	f.server, f.failure = "uvicorn", http.StatusInternalServerError
 	f.noRoute = func(w http.ResponseWriter, _ *http.Request, allowed []string) {
 		status := http.StatusNotFound
 		if allowed != nil {
 			status = http.StatusMethodNotAllowed
 		}
 		writeJSON(w, status, fmt.Appendf(nil, `{"detail":"%s"}`, http.StatusText(status)))
+	}
+	f.authorized = func(r *http.Request, key string) bool {
+		return !versioned(r.URL.Path) || r.Header.Get("Authorization") == "Bearer "+key
 	}
 	f.unauthorized = func(w http.ResponseWriter, _ *http.Request) {
 		writeJSON(w, http.StatusUnauthorized, []byte(`{"error":"Unauthorized"}`))

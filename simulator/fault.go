@@ -280,6 +280,7 @@ func (x *exchange) breakOff(how string) {
 		return
 	case "error":
 		x.reason = "error"
+		x.failed = statusError(x.s.face.failure)
 		x.sendEvents(x.appendFailure(x.buf[:0]))
 		return
 	case "chunk":
@@ -306,7 +307,7 @@ func statusError(status int) *apiError {
 	if !strings.HasSuffix(kind, "Error") {
 		kind += "Error"
 	}
-	return &apiError{status, kind, "", "The simulated engine was told to fail with status " + strconv.Itoa(status) + "."}
+	return &apiError{status: status, kind: kind, param: "", message: "The simulated engine was told to fail with status " + strconv.Itoa(status) + "."}
 }
 
 // appendFailure appends the events that end a stream in which the engine has
@@ -316,7 +317,7 @@ func (x *exchange) appendFailure(dst []byte) []byte {
 		return x.req.dialect.appendPart(dst, x.answer, atFailure, 0)
 	}
 	a := x.req.api
-	e := statusError(http.StatusInternalServerError)
+	e := x.failed
 	if a == messages {
 		dst = append(dst, "event: error\n"...)
 	}

@@ -40,7 +40,17 @@ func llamacppFace() *face {
 			w.Header().Del("Allow") // its framework has none for it
 			writeJSON(w, http.StatusNotFound, []byte(`{"error":{"message":"File Not Found","type":"not_found_error","code":404}}`))
 		},
-		guarded: func(string) bool { return false }, // gate sees to it
+		authorized: func(r *http.Request, key string) bool {
+			given := r.Header.Get("Authorization")
+			if given == "" {
+				given = r.Header.Get("X-Api-Key")
+			}
+			return slices.Contains(llamacppPublic, r.URL.Path) || strings.HasPrefix(r.URL.Path, "/sim/") || strings.TrimPrefix(given, "Bearer ") == key
+		},
+		unauthorized: func(w http.ResponseWriter, _ *http.Request) {
+			writeJSON(w, http.StatusUnauthorized, []byte(`{"error":{"message":"Invalid API Key","type":"authentication_error","code":401}}`))
+		},
+		failure: http.StatusInternalServerError,
 		gate:    llamacppGate,
 	}
 }
@@ -48,8 +58,7 @@ func llamacppFace() *face {
 // llamacppPublic are the paths that ask for no key.
 var llamacppPublic = []string{"/health", "/v1/health", "/models", "/v1/models", "/"}
 
-// llamacppGate answers all requests while the model is loaded, and those without
-// the key.
+// llamacppGate answers all requests while the model is loaded.
 func llamacppGate(s *Server, w http.ResponseWriter, r *http.Request) bool {
 	w.Header().Set("Access-Control-Allow-Origin", r.Header.Get("Origin"))
 	w.Header().Set("Content-Type", llamaType)
@@ -63,18 +72,8 @@ func llamacppGate(s *Server, w http.ResponseWriter, r *http.Request) bool {
 	case time.Since(s.current().began) < s.cfg.LoadTime:
 		writeJSON(w, http.StatusServiceUnavailable, []byte(`{"error":{"message":"Loading model","type":"unavailable_error","code":503}}`))
 		return true
-	case s.cfg.APIKey == "" || slices.Contains(llamacppPublic, r.URL.Path):
-		return false
 	}
-	key := r.Header.Get("Authorization")
-	if key == "" {
-		key = r.Header.Get("X-Api-Key")
-	}
-	if strings.TrimPrefix(key, "Bearer ") == s.cfg.APIKey {
-		return false
-	}
-	writeJSON(w, http.StatusUnauthorized, []byte(`{"error":{"message":"Invalid API Key","type":"authentication_error","code":401}}`))
-	return true
+	return false
 }
 
 // llamacppRoutes adds its other paths.
@@ -115,14 +114,13 @@ func llamacppRoutes(s *Server, on route) {
 // llamaUnsupported is an error of llama.cpp for what it cannot do as it was
 // started.
 func llamaUnsupported(message string) *apiError {
-	return &apiError{http.StatusNotImplemented, "not_supported_error", "", message}
+	return &apiError{status: http.StatusNotImplemented, kind: "not_supported_error", message: message}
 }
 
 // llamaExceeded is the error of a prompt that leaves no room to answer. It says
 // how large the two are, in what an apiError has as its parameter.
 func llamaExceeded(tokens, context int) *apiError {
-	return &apiError{http.StatusBadRequest, llamaExceededKind, fmt.Sprintf(`,"n_prompt_tokens":%d,"n_ctx":%d`, tokens, context),
-		fmt.Sprintf("request (%d tokens) exceeds the available context size (%d tokens), try increasing it", tokens, context)}
+	return &apiError{status: http.StatusBadRequest, kind: llamaExceededKind, param: fmt.Sprintf(`,"n_prompt_tokens":%d,"n_ctx":%d`, tokens, context), message: fmt.Sprintf("request (%d tokens) exceeds the available context size (%d tokens), try increasing it", tokens, context)}
 }
 
 const llamaExceededKind = "exceed_context_size_error"

@@ -5,6 +5,7 @@ import (
 	"math"
 	"net/http"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -23,13 +24,20 @@ type rankMetrics struct {
 	prompt, generation        prometheus.Counter
 	success                   *prometheus.CounterVec // only vLLM's
 	firstToken, betweenTokens prometheus.Histogram
-	// values are read from the engine when the page is asked for.
+	// values are read from the engine when the page is asked for, unless they
+	// are hidden.
 	values []metricValue
+	hidden *atomic.Bool
+	// taken, when not nil, counts a request whose choices have entered the
+	// engine. The server's mutex is held.
+	taken func(a *answer)
 	// done, when not nil, counts a choice that is over, and whether all of it
 	// was sent. The server's mutex is held.
 	done func(x *exchange, c *choice, complete bool)
 	// slots are llama.cpp's, which has no others of the above.
 	slots *llamaSlots
+	// refused, when not nil, counts a request that was not taken.
+	refused func(e *apiError)
 }
 
 type metricValue struct {
@@ -184,6 +192,9 @@ func (m *metrics) Collect(to chan<- prometheus.Metric) {
 		if s.cfg.ZeroLatency && len(m.ranks) == 1 {
 			l.Running = s.Running()
 		}
+		if hidden := m.ranks[i].hidden; hidden != nil && hidden.Load() {
+			continue
+		}
 		for _, v := range m.ranks[i].values {
 			out = append(out, prometheus.MustNewConstMetric(v.desc, v.kind, v.of(r.engine, l)))
 		}
@@ -194,12 +205,13 @@ func (m *metrics) Collect(to chan<- prometheus.Metric) {
 	}
 }
 
-// arrived counts the prompts of a new request.
+// arrived counts the prompts of a new request. The server's mutex is held.
 func (m *metrics) arrived(a *answer, r *rank) {
-	if slots := m.slotsOf(r); slots != nil {
-		slots.arrived(a)
+	rm := m.ranks[r.number]
+	rm.prompt.Add(float64(a.promptTokens()))
+	if rm.taken != nil {
+		rm.taken(a)
 	}
-	m.ranks[r.number].prompt.Add(float64(a.promptTokens()))
 }
 
 // slotsOf returns the slots of a rank of llama.cpp, nil of others.
@@ -218,6 +230,13 @@ func (m *metrics) ended(x *exchange, c *choice, complete bool) {
 	}
 	if rm.done != nil {
 		rm.done(x, c, complete)
+	}
+}
+
+// refused counts a request that was not taken.
+func (m *metrics) refused(e *apiError) {
+	if of := m.ranks[0].refused; of != nil {
+		of(e)
 	}
 }
 

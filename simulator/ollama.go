@@ -9,7 +9,7 @@ func (o *Ollama) complete()    {}
 func (o *Ollama) check() error { return errors.Join() }
 
 func ollamaFace() *face {
-	return uvicorn(&face{parsers: openAIParsers(), mount: ollamaRoutes, guarded: versioned, appendError: appendVLLMError})
+	return uvicorn(&face{parsers: openAIParsers(), mount: ollamaRoutes, appendError: appendVLLMError})
 }
 
 // ollamaRoutes adds its paths.

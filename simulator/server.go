@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -179,31 +180,44 @@ func requestID(r *http.Request) string {
 
 // handler returns the routes: the engine's, and those under /sim.
 func (s *Server) handler() http.Handler {
-	mux := http.NewServeMux()
+	routes := map[string]map[string]http.HandlerFunc{} // by path and method
 	on := func(method, path string, h http.HandlerFunc, more ...string) {
-		methods := append([]string{method}, more...)
-		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
-			s.face.sign(w)
-			switch {
-			case s.face.gate != nil && s.face.gate(s, w, r):
-			case s.cfg.APIKey != "" && s.face.guarded(r.URL.Path) && r.Header.Get("Authorization") != "Bearer "+s.cfg.APIKey:
-				s.face.unauthorized(w, r)
-			case !slices.Contains(methods, r.Method):
-				w.Header().Set("Allow", strings.Join(methods, ", "))
-				s.face.noRoute(w, r, methods)
-			default:
-				h(w, r)
-			}
-		})
+		if routes[path] == nil {
+			routes[path] = map[string]http.HandlerFunc{}
+		}
+		for _, method := range append(more, method) {
+			routes[path][method] = h
+		}
 	}
 	for path, parse := range s.face.parsers {
 		on("POST", path, s.infer(parse))
 	}
 	s.face.mount(s, on)
-	mux.HandleFunc("POST /sim/restart", s.postRestart)
 	on("POST", "/sim/raw", s.raw)
-	mux.HandleFunc("GET /sim/faults", s.getFaults)
-	mux.HandleFunc("POST /sim/faults", s.postFaults)
+	on("POST", "/sim/restart", s.postRestart)
+	on("GET", "/sim/faults", s.getFaults)
+	on("POST", "/sim/faults", s.postFaults)
+	mux := http.NewServeMux()
+	for path, handlers := range routes {
+		allowed := slices.Sorted(maps.Keys(handlers))
+		if path == "/" {
+			path = "/{$}"
+		}
+		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
+			s.face.sign(w)
+			h := handlers[r.Method]
+			switch {
+			case s.face.gate != nil && !strings.HasPrefix(path, "/sim/") && s.face.gate(s, w, r):
+			case s.cfg.APIKey != "" && !s.face.authorized(r, s.cfg.APIKey):
+				s.face.unauthorized(w, r)
+			case h == nil:
+				w.Header().Set("Allow", strings.Join(allowed, ", "))
+				s.face.noRoute(w, r, allowed)
+			default:
+				h(w, r)
+			}
+		})
+	}
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		s.face.sign(w)
 		if s.face.gate == nil || !s.face.gate(s, w, r) {

@@ -1,7 +1,7 @@
 package simulator
 
 func sglangFace() *face {
-	return uvicorn(&face{parsers: openAIParsers(), mount: sglangRoutes, guarded: versioned, appendError: appendVLLMError})
+	return uvicorn(&face{parsers: openAIParsers(), mount: sglangRoutes, appendError: appendVLLMError})
 }
 
 // sglangRoutes adds SGLang's own paths.

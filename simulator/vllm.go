@@ -9,7 +9,7 @@ import (
 )
 
 func vllmFace() *face {
-	return uvicorn(&face{parsers: openAIParsers(), mount: vllmRoutes, guarded: versioned, appendError: appendVLLMError})
+	return uvicorn(&face{parsers: openAIParsers(), mount: vllmRoutes, appendError: appendVLLMError})
 }
 
 // versioned reports whether a path is one that asks for the key.
@@ -127,7 +127,7 @@ func (s *Server) info(w http.ResponseWriter, r *http.Request) {
 			config.Model, config.MaxLen, config.MaxSeqs, config.BlockSize, config.Blocks)
 	case "json":
 	default:
-		writeError(w, &apiError{http.StatusBadRequest, "Bad Request", "query.config_format", "1 validation error: config_format must be text or json"})
+		writeError(w, &apiError{status: http.StatusBadRequest, kind: "Bad Request", param: "query.config_format", message: "1 validation error: config_format must be text or json"})
 		return
 	}
 	writeJSON(w, http.StatusOK, appendJSON(nil, struct {
