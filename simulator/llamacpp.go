@@ -40,16 +40,25 @@ func llamacppFace() *face {
 			w.Header().Del("Allow") // its framework has none for it
 			writeJSON(w, http.StatusNotFound, []byte(`{"error":{"message":"File Not Found","type":"not_found_error","code":404}}`))
 		},
-		authorized: func(*http.Request, string) bool { return true }, // gate sees to it
-		gate:       llamacppGate,
+		authorized: func(r *http.Request, key string) bool {
+			given := r.Header.Get("Authorization")
+			if given == "" {
+				given = r.Header.Get("X-Api-Key")
+			}
+			return slices.Contains(llamacppPublic, r.URL.Path) || strings.HasPrefix(r.URL.Path, "/sim/") || strings.TrimPrefix(given, "Bearer ") == key
+		},
+		unauthorized: func(w http.ResponseWriter, _ *http.Request) {
+			writeJSON(w, http.StatusUnauthorized, []byte(`{"error":{"message":"Invalid API Key","type":"authentication_error","code":401}}`))
+		},
+		failure: http.StatusInternalServerError,
+		gate:    llamacppGate,
 	}
 }
 
 // llamacppPublic are the paths that ask for no key.
 var llamacppPublic = []string{"/health", "/v1/health", "/models", "/v1/models", "/"}
 
-// llamacppGate answers all requests while the model is loaded, and those without
-// the key.
+// llamacppGate answers all requests while the model is loaded.
 func llamacppGate(s *Server, w http.ResponseWriter, r *http.Request) bool {
 	w.Header().Set("Access-Control-Allow-Origin", r.Header.Get("Origin"))
 	w.Header().Set("Content-Type", llamaType)
@@ -63,18 +72,8 @@ func llamacppGate(s *Server, w http.ResponseWriter, r *http.Request) bool {
 	case time.Since(s.current().began) < s.cfg.LoadTime:
 		writeJSON(w, http.StatusServiceUnavailable, []byte(`{"error":{"message":"Loading model","type":"unavailable_error","code":503}}`))
 		return true
-	case s.cfg.APIKey == "" || slices.Contains(llamacppPublic, r.URL.Path):
-		return false
 	}
-	key := r.Header.Get("Authorization")
-	if key == "" {
-		key = r.Header.Get("X-Api-Key")
-	}
-	if strings.TrimPrefix(key, "Bearer ") == s.cfg.APIKey {
-		return false
-	}
-	writeJSON(w, http.StatusUnauthorized, []byte(`{"error":{"message":"Invalid API Key","type":"authentication_error","code":401}}`))
-	return true
+	return false
 }
 
 // llamacppRoutes adds its other paths.
@@ -115,7 +114,7 @@ func llamacppRoutes(s *Server, on route) {
 // llamaUnsupported is an error of llama.cpp for what it cannot do as it was
 // started.
 func llamaUnsupported(message string) *apiError {
-	return &apiError{status: http.StatusNotImplemented, kind: "not_supported_error", param: "", message: message}
+	return &apiError{status: http.StatusNotImplemented, kind: "not_supported_error", message: message}
 }
 
 // llamaExceeded is the error of a prompt that leaves no room to answer. It says

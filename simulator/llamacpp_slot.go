@@ -59,6 +59,7 @@ func (c *llamaCounts) add(d llamaCounts) {
 func (m *metrics) llamacpp(*rank) *rankMetrics {
 	rm := &rankMetrics{slots: &llamaSlots{list: make([]llamaSlot, m.p.s.cfg.MaxNumSeqs), ids: -1}}
 	rm.counters("", nil)
+	rm.taken = rm.slots.arrived
 	rm.done = func(x *exchange, c *choice, _ bool) { rm.slots.departed(c, x.s.now()) }
 	return rm
 }
@@ -213,7 +214,7 @@ func (s *Server) llamaSlots(w http.ResponseWriter, r *http.Request) {
 		}
 	})
 	if idle == 0 && r.URL.Query().Get("fail_on_no_slot") != "" {
-		s.refuse(w, r, &apiError{status: http.StatusServiceUnavailable, kind: "unavailable_error", param: "", message: "no slot available"})
+		s.refuse(w, r, &apiError{status: http.StatusServiceUnavailable, kind: "unavailable_error", message: "no slot available"})
 		return
 	}
 	writeJSON(w, http.StatusOK, append(out, ']'))
