@@ -207,9 +207,6 @@ func (m *metrics) Collect(to chan<- prometheus.Metric) {
 
 // arrived counts the prompts of a new request. The server's mutex is held.
 func (m *metrics) arrived(a *answer, r *rank) {
-	if slots := m.slotsOf(r); slots != nil {
-		slots.arrived(a)
-	}
 	rm := m.ranks[r.number]
 	rm.prompt.Add(float64(a.promptTokens()))
 	if rm.taken != nil {
