@@ -66,7 +66,9 @@ func (o *oracle) run() (found int) {
 			if !o.held[blocks[i]] {
 				break
 			}
-			found++
+			if k >= o.chains.from {
+				found++
+			}
 		}
 		o.top[k] = 0
 		for i, b := range blocks {
@@ -151,7 +153,9 @@ func (c *Chains) Pooled(blocks int) float64 {
 			if !held[of[i]] {
 				break
 			}
-			found++
+			if k >= c.from {
+				found++
+			}
 		}
 		for i := len(of) - 1; i >= 0; i-- {
 			b, e := of[i], of[i]+1

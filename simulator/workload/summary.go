@@ -85,9 +85,12 @@ type Comparison struct {
 	// Runs are the medians over the seeds, one for each policy, and All every run.
 	Runs []Summary `json:"runs"`
 	All  []Summary `json:"all,omitempty"`
-	// Bound is what no policy can be better than: every replica holds all that was
-	// ever computed, and the earliest that is free serves.
+	// Bound is what policies are measured by: every replica holds all that was ever
+	// computed, and the earliest that is free serves.
 	Bound *Summary `json:"bound,omitempty"`
+	// Least is the mean time to first token, in milliseconds, that is proven to be the
+	// least of all, where Bound is a mark to measure by; 0 where it was not asked.
+	Least float64 `json:"least_ttft,omitzero"`
 	// Infinite is the hit rate of a cache that never forgets.
 	Infinite float64 `json:"infinite_hit_rate,omitzero"`
 	// Capacity is the highest rate at which each policy keeps the limits.
