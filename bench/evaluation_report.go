@@ -121,7 +121,9 @@ func renderEvaluation(dir string) (report []byte, charts []Chart, err error) {
 				if c := comparisons[name]; c != nil {
 					c := *c
 					c.Workload = "Mooncake conversation"
-					c.Runs = slices.DeleteFunc(slices.Clone(c.Runs), func(s workload.Summary) bool { return !strings.Contains(threePolicies+" ", " "+s.Policy+" ") })
+					c.Runs = slices.DeleteFunc(slices.Clone(c.Runs), func(s workload.Summary) bool {
+						return !strings.Contains(","+few[len(" --policy "):]+",", ","+s.Policy+",")
+					})
 					of = append(of, &c)
 				}
 			}
