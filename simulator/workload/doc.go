@@ -13,6 +13,9 @@
 //	reader.go     Read: workloads from files, by what is in them
 //	mooncake.go   Mooncake's traces
 //	azure.go      Azure's traces
+//	sharegpt.go   conversations as ShareGPT has them
+//	decision.go   the agent's decision log
+//	selection.go  a workload made faster, shorter, thinner
 //	record.go     Record: how one request was served
 //	summary.go    Summary, Comparison: what many records say
 //

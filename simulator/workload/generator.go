@@ -1,7 +1,6 @@
 package workload
 
 import (
-	"cmp"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -98,6 +97,9 @@ func Names() []string {
 // mostRequests is how many requests a workload may have.
 const mostRequests = 10_000_000
 
+// templates is room for what stands around the parts of a prompt.
+const templates = 250
+
 // leastLongest has room for what any kind asks at least.
 const leastLongest = 1000
 
@@ -114,8 +116,10 @@ func Generate(o Options) (*Workload, error) {
 	}
 	g := &generator{Options: o, random: rand.New(rand.NewPCG(o.Seed, uint64(i))), salt: mix(o.Seed ^ mix(uint64(i))), parts: 8}
 	k.make(g)
-	g.order()
-	return &Workload{Name: strings.TrimSpace(k.letter + " " + k.name), Requests: g.requests, Throttles: g.Throttles}, nil
+	w := &Workload{Name: strings.TrimSpace(k.letter + " " + k.name), Requests: g.requests, Throttles: g.Throttles}
+	w.order()
+	g.limit(w)
+	return w, nil
 }
 
 func (o *Options) complete(by *Options) {
@@ -211,7 +215,7 @@ func (g *generator) part(role string, mean int, spread float64) Part {
 // that a prompt is made of at once has room.
 func (g *generator) size(mean int, spread float64) int {
 	x := math.Exp(math.Log(float64(mean)) - spread*spread/2 + spread*g.random.NormFloat64())
-	return max(1, int(math.Round(min(x, float64(g.Longest)/g.parts))))
+	return max(1, int(math.Round(min(x, float64(g.Longest-templates)/g.parts))))
 }
 
 // wait draws from an exponential distribution.
@@ -272,28 +276,12 @@ func (g *generator) length() time.Duration {
 	return d
 }
 
-// order puts the requests in the order of time, leaves those out that are too many or
-// too late, and numbers conversations and their requests anew.
-func (g *generator) order() {
-	slices.SortStableFunc(g.requests, func(a, b Request) int { return cmp.Compare(a.At, b.At) })
-	if g.Requests > 0 && len(g.requests) > g.Requests {
-		g.requests = g.requests[:g.Requests]
+// limit leaves out the requests that are too many or too late.
+func (g *generator) limit(w *Workload) {
+	if g.Requests > 0 && len(w.Requests) > g.Requests {
+		w.Requests = w.Requests[:g.Requests]
 	}
 	if g.Duration > 0 {
-		n, _ := slices.BinarySearchFunc(g.requests, g.Duration, func(r Request, d time.Duration) int { return cmp.Compare(r.At, d) })
-		g.requests = g.requests[:n]
-	}
-	numbers, turns := map[int]int{0: 0}, []int{0}
-	for i := range g.requests {
-		r := &g.requests[i]
-		n, ok := numbers[r.Session]
-		if !ok {
-			n = len(turns)
-			numbers[r.Session], turns = n, append(turns, 0)
-		}
-		if r.Session = n; n > 0 {
-			r.Turn = turns[n]
-			turns[n]++
-		}
+		w.Requests = w.Requests[:w.before(g.Duration)]
 	}
 }

@@ -3,14 +3,12 @@ package workload
 import (
 	"bufio"
 	"bytes"
-	"cmp"
 	"compress/gzip"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
 )
 
 // mostTokens is how many tokens a prompt may have.
@@ -23,6 +21,8 @@ type ReadOptions struct {
 	// by default 4, and Seed decides when that is.
 	Rate float64
 	Seed uint64
+	// Model is whose requests are meant where a file has those of several.
+	Model string
 }
 
 // Read reads a file of requests as it is.
@@ -58,7 +58,7 @@ func (o ReadOptions) Parse(from io.Reader, name string) (*Workload, error) {
 		return nil, fmt.Errorf("%s: there is no request in it", name)
 	}
 	w.Name = name
-	slices.SortStableFunc(w.Requests, func(a, b Request) int { return cmp.Compare(a.At, b.At) })
+	w.order()
 	return w, nil
 }
 
@@ -73,10 +73,15 @@ func (o ReadOptions) read(r *bufio.Reader) (*Workload, error) {
 	head = bytes.TrimPrefix(head, []byte("\ufeff"))
 	head = bytes.TrimLeft(head, " \t\r\n")
 	line, _, _ := bytes.Cut(head, []byte("\n"))
-	switch {
-	case bytes.HasPrefix(head, []byte("{")):
+	has := func(what string) bool { return bytes.Contains(line, []byte(what)) }
+	switch object := bytes.HasPrefix(head, []byte("{")); {
+	case object && has(`"hash_ids"`):
 		return readMooncake(r)
-	case bytes.Contains(line, []byte("ContextTokens")):
+	case object && has(`"prompt_tokens"`):
+		return o.readDecisions(r)
+	case bytes.HasPrefix(head, []byte("[")) || object && bytes.Contains(head, []byte(`"conversations"`)):
+		return o.readShareGPT(r)
+	case has("ContextTokens"):
 		return readAzure(r)
 	}
 	return nil, errUnknown
