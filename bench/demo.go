@@ -124,7 +124,7 @@ func (d *Demo) Run(ctx context.Context) error {
 	}
 	r := &demoRace{Demo: d, workload: d.workload(), throttle: d.Pace * time.Duration(d.Turns) * 2 / 5}
 	for i := range d.Fleets {
-		endpoint, err := newEndpoint(EndpointOptions{URL: d.Fleets[i].URL, Timeout: demoLimit})
+		endpoint, err := newEndpoint(EndpointOptions{URL: d.Fleets[i].URL}, demoLimit)
 		if err != nil {
 			return err
 		}
