@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -23,7 +24,7 @@ import (
 // makes it starts the gateways and engines, calls Run once, and stops them afterwards.
 type Demo struct {
 	Sessions int           `default:"8" help:"Sessions, of agents that each wait for an answer before they go on."`
-	Turns    int           `default:"14" help:"Requests of each session."`
+	Turns    int           `default:"12" help:"Requests of each session."`
 	Pace     time.Duration `default:"1500ms" help:"Time from one turn of a session to the next, if the answer does not take longer."`
 	Slow     float64       `default:"8" help:"How many times slower one engine becomes."`
 	Seed     uint64        `default:"1" help:"Seed of the load."`
@@ -46,9 +47,8 @@ type DemoFleet struct {
 // DemoReport is what a demo writes as JSON. Its comparison is of the whole run.
 type DemoReport struct {
 	workload.Comparison
-	// Throttled is the number of the engine that becomes slow, after Seconds.
-	Throttled int     `json:"throttled"`
-	Seconds   float64 `json:"throttled_after_seconds"`
+	// Seconds is after how many one engine of each policy becomes slow.
+	Seconds float64 `json:"throttled_after_seconds"`
 	// Policies are in the order in which they were given.
 	Policies []DemoResult `json:"policies"`
 }
@@ -57,9 +57,12 @@ type DemoReport struct {
 // turn was to be sent; Before and After are of turns sent before and after the engine
 // became slow.
 type DemoResult struct {
-	Policy string    `json:"policy"`
-	Before DemoTimes `json:"before"`
-	After  DemoTimes `json:"after"`
+	Policy string `json:"policy"`
+	// Throttled is the number of the engine that becomes slow: that on which most
+	// sessions are at the time, so that each policy is hit where it hurts most.
+	Throttled int       `json:"throttled"`
+	Before    DemoTimes `json:"before"`
+	After     DemoTimes `json:"after"`
 	// Switches is how often a session's next turn went to another engine, for one
 	// session, and OnSlow what part of the turns after the throttle the slow engine
 	// has served.
@@ -77,8 +80,6 @@ type DemoTimes struct {
 }
 
 const (
-	// demoThrottled is the engine that becomes slow.
-	demoThrottled = 1
 	// demoLimit is when a demo gives up on answers, whatever they wait for.
 	demoLimit = 55 * time.Second
 
@@ -105,6 +106,7 @@ type demoRunner struct {
 	on       []string          // each session's last engine, "" for none
 	flying   int
 	switches int
+	slow     int    // the engine that is, -1 while none is
 	why      string // an example of a failure
 }
 
@@ -122,12 +124,12 @@ func (d *Demo) Run(ctx context.Context) error {
 	}
 	r := &demoRace{Demo: d, workload: d.workload(), throttle: d.Pace * time.Duration(d.Turns) * 2 / 5}
 	for i := range d.Fleets {
-		endpoint, err := newEndpoint(EndpointOptions{URL: d.Fleets[i].URL, Timeout: demoLimit})
+		endpoint, err := newEndpoint(EndpointOptions{URL: d.Fleets[i].URL}, demoLimit)
 		if err != nil {
 			return err
 		}
 		defer endpoint.close()
-		runner := &demoRunner{fleet: &d.Fleets[i], on: make([]string, d.Sessions)}
+		runner := &demoRunner{fleet: &d.Fleets[i], on: make([]string, d.Sessions), slow: -1}
 		runner.load = &load{endpoint: endpoint, workload: r.workload, most: d.Sessions, body: func(dst []byte, i int) (string, []byte, error) {
 			q := &r.workload.Requests[i]
 			return q.Path(), workload.AppendBody(dst, q, workload.BodyOptions{Model: "sim", Index: i, Stream: true, Exact: true, Say: true}), nil
@@ -138,6 +140,11 @@ func (d *Demo) Run(ctx context.Context) error {
 		return err
 	}
 	report := r.report()
+	for i := range report.Runs {
+		if s := &report.Runs[i]; s.Failed+s.Refused == s.Requests {
+			return fmt.Errorf("demo: no turn of %s has an answer: %s", s.Policy, or(r.runners[i].why, "none came in time"))
+		}
+	}
 	r.conclude(report)
 	if d.JSON == "" {
 		return nil
@@ -182,9 +189,9 @@ func (d *Demo) workload() *workload.Workload {
 func (r *demoRace) run(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, demoLimit)
 	defer cancel()
-	fmt.Fprintf(r.Stdout, "%d sessions of agents, %d turns each, over %d simulated engines; in %v engine e%d becomes %gx slower.\n"+
-		"Each policy has engines of its own, and all serve the same load at the same time.\n\n",
-		r.Sessions, r.Turns, len(r.Fleets[0].Engines), r.throttle, demoThrottled, r.Slow)
+	fmt.Fprintf(r.Stdout, "%d sessions of agents, %d turns each, over %d simulated engines. Each policy has engines of its own, and all\n"+
+		"serve the same load at the same time. In %v the engine on which most sessions are becomes %gx slower.\n\n",
+		r.Sessions, r.Turns, len(r.Fleets[0].Engines), r.throttle, r.Slow)
 	r.began = time.Now()
 	var running sync.WaitGroup
 	for _, runner := range r.runners {
@@ -257,9 +264,7 @@ func (r *demoRunner) note(session int, x *exchange) {
 			r.switches++
 		}
 		r.on[session] = x.replica
-		if _, err := fmt.Sscanf(x.replica, "e%d", &x.record.Replica); err != nil {
-			x.record.Replica = -1
-		}
+		x.record.Replica = engineNumber(x.replica)
 	}
 	if x.record.Failure != "" {
 		r.why = x.record.Failure + ": " + x.detail
@@ -274,23 +279,47 @@ func (r *demoRace) slowDown(ctx context.Context) error {
 		return nil
 	case <-time.After(time.Until(r.began.Add(r.throttle))):
 	}
-	for i := range r.Fleets {
-		url := r.Fleets[i].Engines[demoThrottled] + "/sim/faults"
-		req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(fmt.Sprintf(`{"slow":%g}`, r.Slow)))
-		if err != nil {
-			return fmt.Errorf("demo: %w", err)
-		}
-		resp, err := http.DefaultClient.Do(req)
-		if err != nil {
-			return fmt.Errorf("demo: engine e%d of %s cannot be made slow: %w", demoThrottled, r.Fleets[i].Policy, err)
-		}
-		body, _ := io.ReadAll(io.LimitReader(resp.Body, 300))
-		resp.Body.Close()
-		if resp.StatusCode != http.StatusOK {
-			return fmt.Errorf("demo: engine e%d of %s cannot be made slow: %s: %s", demoThrottled, r.Fleets[i].Policy, resp.Status, body)
+	for _, runner := range r.runners {
+		if err := runner.slowDown(ctx, r.Slow); err != nil {
+			return fmt.Errorf("demo: an engine of %s cannot be made slow: %w", runner.fleet.Policy, err)
 		}
 	}
 	return nil
+}
+
+func (r *demoRunner) slowDown(ctx context.Context, factor float64) error {
+	r.mu.Lock()
+	sessions := make([]int, len(r.fleet.Engines))
+	for _, name := range r.on {
+		if n := engineNumber(name); n >= 0 && n < len(sessions) {
+			sessions[n]++
+		}
+	}
+	slow := slices.Index(sessions, slices.Max(sessions))
+	r.slow = slow
+	r.mu.Unlock()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.fleet.Engines[slow]+"/sim/faults", strings.NewReader(fmt.Sprintf(`{"slow":%g}`, factor)))
+	if err != nil {
+		return err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if body, _ := io.ReadAll(io.LimitReader(resp.Body, 300)); resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s", resp.Status, body)
+	}
+	return nil
+}
+
+// engineNumber is the number in an engine's name, -1 where there is none.
+func engineNumber(name string) int {
+	n, err := strconv.Atoi(strings.TrimPrefix(name, "e"))
+	if err != nil {
+		return -1
+	}
+	return n
 }
 
 // draw shows the table until the race is over: redrawn on a terminal, else a few times.
@@ -328,9 +357,9 @@ func (r *demoRace) draw(over <-chan struct{}) {
 // table is how it stands.
 func (r *demoRace) table() string {
 	now := time.Since(r.began)
-	state := fmt.Sprintf("e%d becomes slow in %.0f s", demoThrottled, (r.throttle - now).Seconds())
+	state := fmt.Sprintf("the engine with most sessions becomes slow in %.0f s", (r.throttle - now).Seconds())
 	if now >= r.throttle {
-		state = fmt.Sprintf("e%d is %gx slower since %.0f s", demoThrottled, r.Slow, (now - r.throttle).Seconds())
+		state = fmt.Sprintf("the engine in brackets is %gx slower since %.0f s", r.Slow, (now - r.throttle).Seconds())
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "%4.0f s  %s\n", now.Seconds(), state)
@@ -339,24 +368,24 @@ func (r *demoRace) table() string {
 		runner.mu.Lock()
 		before, after := demoTimes(runner.records, 0, r.throttle), demoTimes(runner.records, r.throttle, time.Hour)
 		fmt.Fprintf(&b, "  %-14s %5d/%-3d %8d %12s %12s %10.1f   %s\n", runner.fleet.Policy, len(runner.records), len(r.workload.Requests),
-			runner.flying, before, after, float64(runner.switches)/float64(r.Sessions), r.places(runner.on))
+			runner.flying, before, after, float64(runner.switches)/float64(r.Sessions), runner.placesLocked())
 		runner.mu.Unlock()
 	}
 	return b.String()
 }
 
-// places are the engines of all sessions in a few signs: the number of each, and what
-// was slowed down in brackets.
-func (r *demoRace) places(on []string) string {
+// placesLocked are the engines of all sessions in a few signs: the number of each, and
+// what was slowed down in brackets.
+func (r *demoRunner) placesLocked() string {
 	var b strings.Builder
-	for _, engine := range on {
-		switch n := strings.TrimPrefix(engine, "e"); {
-		case engine == "":
+	for _, name := range r.on {
+		switch n := engineNumber(name); {
+		case n < 0:
 			b.WriteString(" . ")
-		case n == fmt.Sprint(demoThrottled) && time.Since(r.began) >= r.throttle:
-			b.WriteString("[" + n + "]")
+		case n == r.slow:
+			fmt.Fprintf(&b, "[%d]", n)
 		default:
-			b.WriteString(" " + n + " ")
+			fmt.Fprintf(&b, " %d ", n)
 		}
 	}
 	return strings.TrimRight(b.String(), " ")
@@ -388,20 +417,20 @@ func (t DemoTimes) String() string {
 
 // report is what came of it.
 func (r *demoRace) report() *DemoReport {
-	report := &DemoReport{Throttled: demoThrottled, Seconds: r.throttle.Seconds(), Comparison: workload.Comparison{
+	report := &DemoReport{Seconds: r.throttle.Seconds(), Comparison: workload.Comparison{
 		Workload: r.workload.Name, Face: "http", Replicas: len(r.Fleets[0].Engines), Engine: "vllm", Speed: 1, Seeds: []uint64{r.Seed},
-		Marks: []workload.Mark{{Seconds: r.throttle.Seconds(), What: fmt.Sprintf("e%d is %gx slower", demoThrottled, r.Slow)}}}}
+		Marks: []workload.Mark{{Seconds: r.throttle.Seconds(), What: fmt.Sprintf("one engine is %gx slower", r.Slow)}}}}
 	for _, runner := range r.runners {
 		s := workload.Summarize(runner.records, r.workload, workload.SummaryOptions{Policy: runner.fleet.Policy, Replicas: report.Replicas})
 		s.Curves = workload.NewCurves(runner.records, 0)
 		report.Runs = append(report.Runs, s)
-		result := DemoResult{Policy: runner.fleet.Policy, Before: demoTimes(runner.records, 0, r.throttle), After: demoTimes(runner.records, r.throttle, time.Hour),
+		result := DemoResult{Policy: runner.fleet.Policy, Throttled: runner.slow, Before: demoTimes(runner.records, 0, r.throttle), After: demoTimes(runner.records, r.throttle, time.Hour),
 			Switches: float64(runner.switches) / float64(r.Sessions), HitRate: s.HitRate, Failed: len(r.workload.Requests) - len(runner.records)}
 		for i := range runner.records {
 			switch c := &runner.records[i]; {
 			case c.Failure != "":
 				result.Failed++
-			case c.Scheduled >= r.throttle && c.Replica == demoThrottled:
+			case c.Scheduled >= r.throttle && c.Replica == runner.slow:
 				result.OnSlow += 1 / float64(result.After.Turns)
 			}
 		}
@@ -413,7 +442,7 @@ func (r *demoRace) report() *DemoReport {
 // conclude says it in words.
 func (r *demoRace) conclude(report *DemoReport) {
 	w := r.Stdout
-	fmt.Fprintf(w, "\nAfter e%d became %gx slower (means):\n\n", demoThrottled, r.Slow)
+	fmt.Fprintf(w, "\nAfter an engine became %gx slower (means):\n\n", r.Slow)
 	fmt.Fprintf(w, "  %-14s %12s %12s %12s %14s %10s\n", "policy", "first token", "whole answer", "on slow one", "switches", "hit rate")
 	for i := range report.Policies {
 		p := &report.Policies[i]
@@ -429,6 +458,7 @@ func (r *demoRace) conclude(report *DemoReport) {
 	if ours < 0 || report.Policies[ours].After.Turns == 0 {
 		return
 	}
+	best := true
 	for i := range report.Policies {
 		p := &report.Policies[i]
 		if i == ours || p.After.Turns == 0 {
@@ -437,11 +467,14 @@ func (r *demoRace) conclude(report *DemoReport) {
 		change := 1 - report.Policies[ours].After.E2E/p.After.E2E
 		verdict := fmt.Sprintf("%s less than", inPercent.write(change))
 		if change < 0 {
+			best = false
 			verdict = fmt.Sprintf("%s more than", inPercent.write(-change))
 		}
 		fmt.Fprintf(w, "With %s an answer took %s with %s.\n", defaultPolicy, verdict, p.Policy)
 	}
-	fmt.Fprintln(w, "It sends a session where its prompt is cached, sees that an engine has become slow, and moves away from it.")
+	if best {
+		fmt.Fprintf(w, "%s sends a session where its prompt is cached, notices that an engine has become slow, and moves away from it.\n", defaultPolicy)
+	}
 }
 
 func or(s, otherwise string) string {

@@ -97,11 +97,11 @@ func failureOf(err error) string {
 	var netErr net.Error
 	switch {
 	case said && (status.status == http.StatusTooManyRequests || status.status == http.StatusServiceUnavailable && status.later):
-		return "refused"
+		return workload.Refused
 	case said:
 		return "status " + strconv.Itoa(status.status)
 	case errors.Is(err, errTooMany):
-		return "too many at once"
+		return tooMany
 	case errors.Is(err, errTooLong):
 		return "timeout"
 	case errors.Is(err, context.Canceled):

@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -109,12 +108,9 @@ func (l *load) prepare(i int) (*exchange, error) {
 	if err != nil {
 		return nil, fmt.Errorf("request %d: %w", i, err)
 	}
-	req, err := http.NewRequest(http.MethodPost, l.endpoint.base+path, bytes.NewReader(body))
+	req, err := l.endpoint.request(context.Background(), http.MethodPost, path, body, asked.Tenant)
 	if err != nil {
 		return nil, fmt.Errorf("request %d: %w", i, err)
-	}
-	for name, values := range l.endpoint.header {
-		req.Header[name] = values
 	}
 	if asked.Session != 0 {
 		req.Header.Set("X-Session-Id", strconv.Itoa(asked.Session))
@@ -156,8 +152,11 @@ func (l *load) send(ctx context.Context, made <-chan *exchange) []*exchange {
 	return asked
 }
 
-// errTooMany is the error of a request that was not sent.
+// errTooMany is the error of a request that was not sent, and tooMany what a Record calls
+// it.
 var errTooMany = errors.New("as many requests are on their way as may be")
+
+const tooMany = "too many at once"
 
 // collect gives those that have served numbers, in the order of their names.
 func (l *load) collect(asked []*exchange) *loaded {

@@ -31,13 +31,21 @@ const demoEngines = 3
 func (c *demoCommand) Run(ctx context.Context, e *env) error {
 	ctx, cancel := e.interrupted(ctx)
 	defer cancel()
-	c.Stdout, c.Terminal = e.stdout, isTerminal(e.stdout)
+	c.Stdout, c.Terminal = e.stdout, isTerminal(e.stdout) && c.Sessions <= 8
+	var gateways []*demoGateway
+	defer func() {
+		var closing sync.WaitGroup
+		for _, g := range gateways {
+			closing.Go(g.close)
+		}
+		closing.Wait()
+	}()
 	for _, name := range demoPolicies {
 		gateway, err := startDemoGateway(ctx, name, e.stderr)
 		if err != nil {
 			return err
 		}
-		defer gateway.close()
+		gateways = append(gateways, gateway)
 		c.Fleets = append(c.Fleets, gateway.fleet)
 	}
 	return c.Demo.Run(ctx)
@@ -64,6 +72,7 @@ func startDemoGateway(ctx context.Context, name string, stderr io.Writer) (_ *de
 	// Three agents would have one datapath in the kernel.
 	config.Datapath.Mode = "copy"
 	config.Routing.DefaultPolicy = name
+	config.Server.ShutdownTimeout = time.Second
 	config.Models = []agent.ModelConfig{{Name: simModel, Tokenizer: "builtin:sim"}}
 	for i := range demoEngines {
 		server, err := simulator.Start(simulator.Config{
@@ -110,12 +119,16 @@ func (g *demoGateway) close() {
 	g.engines.close()
 }
 
-// isTerminal reports that a person looks at w.
+// demoColumns is how wide its table is with 8 sessions, and two more.
+const demoColumns = 102
+
+// isTerminal reports that w is a terminal on which the table can be drawn anew: a line
+// that is broken in two could not.
 func isTerminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
-	if !ok {
+	if !ok || os.Getenv("TERM") == "dumb" {
 		return false
 	}
-	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
-	return err == nil && os.Getenv("TERM") != "dumb"
+	size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
+	return err == nil && int(size.Col) >= demoColumns
 }

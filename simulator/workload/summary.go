@@ -22,14 +22,17 @@ type Limits struct {
 	TPOT float64 `json:"tpot"`
 }
 
-// Summary is what the records of one run say. Of requests that failed only Failed and
-// Refused know.
+// Summary is what the records of one run say. Of requests that were not served to their
+// end only Requests, Rate, Good and the counts of failures know.
 type Summary struct {
 	Policy   string `json:"policy"`
 	Requests int    `json:"requests"`
-	Failed   int    `json:"failed"`
-	Refused  int    `json:"refused"`
-	// Seconds is how long the run took, and Rate how many requests came in one.
+	// Failed were not served to their end, but for those that are Refused: admission
+	// did not take them.
+	Failed  int `json:"failed"`
+	Refused int `json:"refused"`
+	// Seconds is how long the run took to the last token, and Rate how many requests
+	// were scheduled in a second as long as some were.
 	Seconds float64 `json:"seconds"`
 	Rate    float64 `json:"rate"`
 	// TTFT is the time to first token, E2E that to the last one, both from when the
@@ -62,7 +65,7 @@ type Summary struct {
 	PredictionError float64 `json:"prediction_error,omitzero"`
 	// Replicas is how many requests each has served.
 	Replicas []int `json:"replicas"`
-	// Failures counts those that failed by why.
+	// Failures counts those that failed or were refused by why.
 	Failures map[string]int `json:"failures,omitempty"`
 	// Doubts are why its figures should not be relied on, such as a machine that was
 	// too slow for the load.
@@ -70,6 +73,21 @@ type Summary struct {
 	// Curves are for charts, nil where nobody has made them. A median has those of one
 	// of its runs.
 	Curves *Curves `json:"curves,omitempty"`
+	// Spread is set of the medians of several runs.
+	Spread Spread `json:"spread,omitzero"`
+}
+
+// Spread is how far the runs are apart of which a Summary has the medians: the least
+// and the most of some measures.
+type Spread struct {
+	Runs     int        `json:"runs"`
+	TTFTMean [2]float64 `json:"ttft_mean"`
+	TTFTP50  [2]float64 `json:"ttft_p50"`
+	TTFTP99  [2]float64 `json:"ttft_p99"`
+	E2EMean  [2]float64 `json:"e2e_mean"`
+	HitRate  [2]float64 `json:"hit_rate"`
+	Hotspot  [2]float64 `json:"hotspot"`
+	Goodput  [2]float64 `json:"goodput"`
 }
 
 // Comparison is what `inferrail simulate` and `inferrail bench compare` write: one
@@ -124,32 +142,42 @@ type SummaryOptions struct {
 	Warm time.Duration
 }
 
-// Summarize makes the summary of a run of w, whose records may be in any order. What a
-// record that failed has otherwise is not looked at, and one that is as good as zero
-// was not sent.
+// Summarize makes the summary of a run of w, whose records may be in any order. A
+// record of no failure and no output was not sent. A request of w that has no record
+// was not sent either.
 func Summarize(records []Record, w *Workload, o SummaryOptions) Summary {
 	s := Summary{Policy: o.Policy, Replicas: make([]int, o.Replicas)}
 	var ttft, tpot, itl, e2e, lag, ratio, off []float64
 	var work []float64
 	var input, cached, good int
 	var last, scheduled time.Duration
+	fail := func(why string) {
+		if s.Failures == nil {
+			s.Failures = map[string]int{}
+		}
+		s.Failures[why]++
+		if why == Refused {
+			s.Refused++
+		} else {
+			s.Failed++
+		}
+	}
+	sent := make([]bool, len(w.Requests))
 	for i := range records {
 		r := &records[i]
+		if !r.sent() {
+			continue
+		}
+		if r.Index >= 0 && r.Index < len(sent) {
+			sent[r.Index] = true
+		}
 		if r.Scheduled < o.Warm {
 			continue
 		}
 		s.Requests++
 		scheduled, last = max(scheduled, r.Scheduled), max(last, r.Scheduled, r.End)
-		if why := r.why(); why != "" {
-			if s.Failures == nil {
-				s.Failures = map[string]int{}
-			}
-			s.Failures[why]++
-			if why == Refused {
-				s.Refused++
-			} else {
-				s.Failed++
-			}
+		if r.Failure != "" {
+			fail(r.Failure)
 			continue
 		}
 		first := milliseconds(r.First - r.Scheduled)
@@ -183,13 +211,20 @@ func Summarize(records []Record, w *Workload, o SummaryOptions) Summary {
 			off = append(off, math.Abs(predicted-observed)/observed)
 		}
 	}
+	for i, was := range sent {
+		if at := w.Requests[i].At; !was && at >= o.Warm {
+			s.Requests++
+			scheduled = max(scheduled, at)
+			fail("not sent")
+		}
+	}
 	if s.Requests == 0 {
 		return s
 	}
 	if asked := (scheduled - o.Warm).Seconds(); asked > 0 {
 		s.Rate = float64(s.Requests) / asked
 	}
-	s.Seconds = (last - o.Warm).Seconds()
+	s.Seconds = max(last-o.Warm, 0).Seconds()
 	if s.Seconds > 0 {
 		s.Goodput = float64(good) / s.Seconds
 	}
@@ -207,13 +242,8 @@ func Summarize(records []Record, w *Workload, o SummaryOptions) Summary {
 // Refused is the Failure of a request that admission has not taken.
 const Refused = "refused"
 
-// why is why the request was not served, "" when it was.
-func (r *Record) why() string {
-	if r.Failure == "" && r.Output == 0 {
-		return "not sent"
-	}
-	return r.Failure
-}
+// sent reports that the record is of a request that was sent.
+func (r *Record) sent() bool { return r.Failure != "" || r.Output > 0 }
 
 // hotspot is the most of work over the mean of n, 0 when there is none.
 func hotspot(work []float64, n int) float64 {
@@ -257,3 +287,98 @@ func median(values []float64) float64 {
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// MediansByPolicy returns for each policy, in the order of their first runs, the Medians
+// of its runs.
+func MediansByPolicy(runs []Summary) []Summary {
+	var policies []string
+	by := map[string][]Summary{}
+	for _, s := range runs {
+		if by[s.Policy] == nil {
+			policies = append(policies, s.Policy)
+		}
+		by[s.Policy] = append(by[s.Policy], s)
+	}
+	var out []Summary
+	for _, p := range policies {
+		out = append(out, Medians(by[p]))
+	}
+	return out
+}
+
+// Medians returns the medians of at least one run of a policy, each measure by itself,
+// and how far they are apart. Doubts are those of any run.
+func Medians(runs []Summary) Summary {
+	out := Summary{Policy: runs[0].Policy}
+	all := make([]float64, len(runs))
+	middle := func(of func(*Summary) float64) float64 {
+		for i := range runs {
+			all[i] = of(&runs[i])
+		}
+		return median(all)
+	}
+	for k, m := range out.measures() {
+		*m = middle(func(s *Summary) float64 { return *s.measures()[k] })
+	}
+	for k, c := range out.counts() {
+		*c = int(math.Round(middle(func(s *Summary) float64 { return float64(*s.counts()[k]) })))
+	}
+	why := map[string]int{}
+	for i := range runs {
+		for len(out.Replicas) < len(runs[i].Replicas) {
+			out.Replicas = append(out.Replicas, 0)
+		}
+		for w := range runs[i].Failures {
+			why[w] = 0
+		}
+		for _, doubt := range runs[i].Doubts {
+			if !slices.Contains(out.Doubts, doubt) {
+				out.Doubts = append(out.Doubts, doubt)
+			}
+		}
+	}
+	for k := range out.Replicas {
+		out.Replicas[k] = int(math.Round(middle(func(s *Summary) float64 {
+			if k >= len(s.Replicas) {
+				return 0
+			}
+			return float64(s.Replicas[k])
+		})))
+	}
+	for w := range why {
+		if n := math.Round(middle(func(s *Summary) float64 { return float64(s.Failures[w]) })); n > 0 {
+			if out.Failures == nil {
+				out.Failures = map[string]int{}
+			}
+			out.Failures[w] = int(n)
+		}
+	}
+	if len(runs) > 1 {
+		out.Spread.Runs = len(runs)
+		for k, ends := range out.Spread.ends() {
+			middle(func(s *Summary) float64 { return *s.spreading()[k] }) // which sorts
+			*ends = [2]float64{all[0], all[len(all)-1]}
+		}
+	}
+	return out
+}
+
+// measures are all that are numbers.
+func (s *Summary) measures() []*float64 {
+	list := []*float64{&s.Seconds, &s.Rate, &s.HitRate, &s.EngineHitRate, &s.Ceiling, &s.Hotspot, &s.Goodput, &s.Good, &s.Prediction, &s.PredictionError}
+	for _, q := range []*Quantiles{&s.TTFT, &s.TPOT, &s.ITL, &s.E2E, &s.Lag} {
+		list = append(list, &q.Mean, &q.P50, &q.P90, &q.P99, &q.Max)
+	}
+	return list
+}
+
+func (s *Summary) counts() []*int { return []*int{&s.Requests, &s.Failed, &s.Refused} }
+
+// spreading are the measures that a Spread is of, and ends where it has them.
+func (s *Summary) spreading() []*float64 {
+	return []*float64{&s.TTFT.Mean, &s.TTFT.P50, &s.TTFT.P99, &s.E2E.Mean, &s.HitRate, &s.Hotspot, &s.Goodput}
+}
+
+func (s *Spread) ends() []*[2]float64 {
+	return []*[2]float64{&s.TTFTMean, &s.TTFTP50, &s.TTFTP99, &s.E2EMean, &s.HitRate, &s.Hotspot, &s.Goodput}
+}
