@@ -90,7 +90,12 @@ func (t *Traffic) load(seed uint64) (*workload.Workload, error) {
 	if err != nil {
 		return nil, err
 	}
-	t.fit(w)
+	if w = w.Faster(t.Speed); t.Requests > 0 {
+		w = w.Limit(t.Requests)
+	}
+	if t.Duration > 0 {
+		w = w.Window(0, t.Duration)
+	}
 	if len(w.Requests) == 0 {
 		return nil, fmt.Errorf("no request of %s comes within %v", w.Name, t.Duration)
 	}
@@ -98,25 +103,4 @@ func (t *Traffic) load(seed uint64) (*workload.Workload, error) {
 		return nil, fmt.Errorf("--warm %v is all of %s: its last request comes at %v", warm, w.Name, w.Requests[len(w.Requests)-1].At.Round(time.Millisecond))
 	}
 	return w, nil
-}
-
-// fit makes a workload as fast and as short as is asked for.
-func (t *Traffic) fit(w *workload.Workload) {
-	faster := func(d time.Duration) time.Duration { return time.Duration(float64(d) / t.Speed) }
-	for i := range w.Requests {
-		w.Requests[i].At = faster(w.Requests[i].At)
-	}
-	for i := range w.Throttles {
-		w.Throttles[i].At, w.Throttles[i].Until = faster(w.Throttles[i].At), faster(w.Throttles[i].Until)
-	}
-	if t.Requests > 0 {
-		w.Requests = w.Requests[:min(t.Requests, len(w.Requests))]
-	}
-	if t.Duration > 0 {
-		n := 0
-		for n < len(w.Requests) && w.Requests[n].At < t.Duration {
-			n++
-		}
-		w.Requests = w.Requests[:n]
-	}
 }
