@@ -37,6 +37,10 @@ type Config struct {
 	DataParallelSize int `yaml:"data_parallel_size" name:"data-parallel-size" default:"1" help:"Engines behind the one address, each with a KV cache of its own."`
 	// EnablePromptTokensDetails: answers tell how many tokens were cached.
 	EnablePromptTokensDetails bool `yaml:"enable_prompt_tokens_details" name:"enable-prompt-tokens-details" aliases:"enable-cache-report" help:"Tell in usage how many tokens of the prompt were cached; --enable-cache-report of SGLang."`
+	// MaxConcurrentRequests and MaxInputTokens are TGI's limits. Defaults: 128,
+	// and one less than MaxModelLen.
+	MaxConcurrentRequests int `yaml:"max_concurrent_requests" name:"max-concurrent-requests" default:"128" help:"Most requests that TGI has at one time; it refuses others with 429."`
+	MaxInputTokens        int `yaml:"max_input_tokens" name:"max-input-tokens" default:"0" help:"Most tokens of a prompt for TGI; 0 is one less than --max-model-len."`
 	// LoRAModules are the names of adapters, which models are served as too.
 	LoRAModules []string `yaml:"lora_modules" name:"lora-modules" help:"Name of a LoRA adapter, repeatable."`
 
@@ -83,6 +87,8 @@ func (c *Config) complete() error {
 	// One block is not for tokens.
 	room := (c.NumGPUBlocks - 1) * c.BlockSize
 	setDefault(&c.MaxModelLen, min(32768, room))
+	setDefault(&c.MaxConcurrentRequests, tgiConcurrent)
+	setDefault(&c.MaxInputTokens, c.MaxModelLen-1)
 	setDefault(&c.TimeoutKeepAliveS, 5)
 	setDefault(&c.DefaultOutputTokens, 128)
 	setDefault(&c.TimePerOutputToken, 10*time.Millisecond)
@@ -108,6 +114,10 @@ func (c *Config) complete() error {
 	if c.MaxModelLen > room && c.BlockSize > 0 {
 		errs = append(errs, fmt.Errorf("max-model-len %d needs a KV cache of %d blocks, num-gpu-blocks-override is %d",
 			c.MaxModelLen, ceilDiv(c.MaxModelLen, c.BlockSize)+1, c.NumGPUBlocks))
+	}
+	atLeast("max-concurrent-requests", c.MaxConcurrentRequests, 1)
+	if c.MaxInputTokens < 1 || c.MaxInputTokens >= c.MaxModelLen {
+		errs = append(errs, fmt.Errorf("max-input-tokens must be between 1 and max-model-len - 1 = %d, got %d", c.MaxModelLen-1, c.MaxInputTokens))
 	}
 	if !slices.Contains(engines, c.Engine) {
 		errs = append(errs, fmt.Errorf("engine must be one of %s, not %q", strings.Join(engines, ", "), c.Engine))
@@ -159,6 +169,16 @@ func (c *Config) latency() Latency {
 }
 
 func (c *Config) sglang() bool { return c.Engine == "sglang" }
+
+// NewEngine returns an engine as a server of this configuration has one in each of
+// its ranks. It does no I/O; what is set for events, KVEvents.Endpoint, is only
+// whether the engine tells of its cache.
+func (c Config) NewEngine() (*Engine, error) {
+	if err := c.complete(); err != nil {
+		return nil, err
+	}
+	return c.newEngine(), nil
+}
 
 // newEngine returns one rank's engine.
 func (c *Config) newEngine() *Engine {

@@ -7,7 +7,6 @@ import (
 	"io"
 	"net/http"
 	"strconv"
-	"strings"
 	"time"
 )
 
@@ -20,6 +19,7 @@ type exchange struct {
 	process *process
 	rank    *rank
 	w       http.ResponseWriter
+	r       *http.Request
 	http    *http.ResponseController
 	// ctx ends when the client leaves or the server closes.
 	ctx     context.Context
@@ -28,11 +28,8 @@ type exchange struct {
 	*answer // nil for a raw body
 	// reason is what the metrics count an answer under that is not complete.
 	reason string
-	// shape is the API whose errors the route answers with.
-	shape api
 
-	arrived time.Duration
-	timer   *time.Timer
+	timer *time.Timer
 	// wake holds a token when another request's departure moved the plan of
 	// one of this exchange's sequences.
 	wake chan struct{}
@@ -51,19 +48,11 @@ func (s *Server) infer(parse parser) http.HandlerFunc {
 			req, err = parse(&s.cfg, body)
 		}
 		if err != nil {
-			writeFailure(w, shapeOf(r), err)
+			s.refuse(w, r, err)
 			return
 		}
 		s.serve(w, r, req)
 	}
-}
-
-// shapeOf returns the API whose errors the request's route answers with.
-func shapeOf(r *http.Request) api {
-	if strings.HasPrefix(r.URL.Path, "/v1/messages") {
-		return messages
-	}
-	return plain
 }
 
 // readBody reads the body to its end: only then does net/http watch for the
@@ -77,7 +66,7 @@ func readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
 		status = http.StatusRequestEntityTooLarge
 	}
-	return nil, &apiError{status, http.StatusText(status), "", "cannot read the request's body: " + err.Error()}
+	return nil, &apiError{status: status, kind: http.StatusText(status), param: "", message: "cannot read the request's body: " + err.Error()}
 }
 
 // serve takes a checked request to the end of its answer.
@@ -86,11 +75,12 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, req *request) {
 		req.faults = s.faults.Load().take()
 	}
 	req.distort()
+	arrived := s.now()
 	x := &exchange{
-		s: s, w: w, http: http.NewResponseController(w),
+		s: s, w: w, r: r, http: http.NewResponseController(w),
 		ctx: r.Context(), conn: connOf(r.Context()), req: req,
-		arrived: s.now(), timer: time.NewTimer(time.Hour), wake: make(chan struct{}, 1),
-		reason: "abort", shape: shapeOf(r),
+		timer: time.NewTimer(time.Hour), wake: make(chan struct{}, 1),
+		reason: "abort",
 	}
 	x.timer.Stop()
 	x.conn.split = 0
@@ -122,8 +112,15 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, req *request) {
 		x.conn.split = s.nextSplit()
 	}
 	x.answer = newAnswer(&s.cfg, req, requestID(r), s.created())
-	if err := x.arrive(r.Header); err != nil {
-		writeFailure(w, x.shape, err)
+	x.arrived = arrived
+	err := error(nil)
+	if req.refused != nil {
+		err = req.refused
+	} else {
+		err = x.arrive(r.Header)
+	}
+	if err != nil {
+		complete = x.refuse(err)
 		return
 	}
 	defer func() { x.depart(complete) }()
@@ -135,6 +132,19 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, req *request) {
 	} else {
 		complete = x.body()
 	}
+}
+
+// refuse answers a request for which there is no room, and reports whether the
+// answer has ended as one of its kind does.
+func (x *exchange) refuse(err error) bool {
+	if x.s.face.refusesInStream && x.req.stream {
+		x.failed = asAPIError(err)
+		x.s.current().metrics.refused(x.failed)
+		x.head(x.w.Header())
+		return x.sendEvents(x.appendFailure(x.buf[:0]))
+	}
+	x.s.refuse(x.w, x.r, err)
+	return false
 }
 
 // arrive enters the sequences into an engine.
@@ -157,6 +167,12 @@ func (x *exchange) arrive(h http.Header) error {
 			return badParameter("input_tokens", "The prompt of %d tokens and the %d that follow have no room in the KV cache.", seq.prompt(), seq.Output)
 		}
 	}
+	if full := x.s.face.full; full != nil {
+		if e := full(x.process, len(x.choices)); e != nil {
+			return e
+		}
+	}
+	x.process.admitted += len(x.choices)
 	for i := range x.choices {
 		seq := &x.choices[i].seq
 		seq.wake = x.wake
@@ -172,16 +188,13 @@ func (x *exchange) depart(complete bool) {
 	x.s.mu.Lock()
 	defer x.s.mu.Unlock()
 	now := x.s.now()
+	x.process.admitted -= len(x.choices)
 	for i := range x.choices {
 		x.rank.engine.Depart(&x.choices[i].seq, now)
 	}
 	x.process.settle(x.rank, now)
 	for i := range x.choices {
-		reason := x.reason
-		if complete {
-			reason = x.choices[i].reason()
-		}
-		x.process.metrics.ended(x.rank, reason)
+		x.process.metrics.ended(x, &x.choices[i], complete)
 	}
 }
 
@@ -189,7 +202,7 @@ func (x *exchange) depart(complete bool) {
 // sent to its end. Each event is written and flushed by itself: one chunk, and
 // at most one token.
 func (x *exchange) stream() bool {
-	x.w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
+	x.head(x.w.Header())
 	x.w.WriteHeader(http.StatusOK)
 	if !x.req.faults.HeadWithToken && x.http.Flush() != nil {
 		return false
@@ -228,7 +241,7 @@ func (x *exchange) stream() bool {
 func (x *exchange) sendEvents(events []byte) bool {
 	x.buf = events
 	for len(events) > 0 {
-		end := bytes.Index(events, []byte("\n\n")) + 2
+		end := bytes.Index(events, x.eventEnd) + len(x.eventEnd)
 		if _, err := x.w.Write(events[:end]); err != nil || x.http.Flush() != nil {
 			return false
 		}
@@ -292,7 +305,8 @@ func (x *exchange) earliest() (int, time.Duration) {
 func (x *exchange) look(c *choice) {
 	x.s.mu.Lock()
 	defer x.s.mu.Unlock()
-	c.from, c.at, c.cached, c.planned = c.seq.from, c.seq.at, c.seq.Cached, c.seq.state != waiting
+	c.from, c.at, c.cached, c.planned = c.seq.from, c.seq.at, c.seq.Cached, c.seq.state != Waiting
+	c.began = c.seq.Start
 }
 
 // until waits for the time due, if that is known. It reports ready when that
@@ -350,12 +364,18 @@ func (x *exchange) body() bool {
 	f := &x.req.faults
 	if f.Break == "error" {
 		x.reason = "error"
-		writeFailure(x.w, x.shape, statusError(http.StatusInternalServerError))
+		x.s.refuse(x.w, x.r, statusError(x.s.face.failure))
 		return false
 	}
+	if x.req.defect != nil {
+		x.reason = "error"
+		x.s.refuse(x.w, x.r, x.req.defect)
+		return false
+	}
+	x.over = x.s.now()
 	x.process.metrics.whole(x)
 	x.buf = x.appendPaddedBody(x.buf[:0])
-	x.w.Header().Set("Content-Type", "application/json")
+	x.head(x.w.Header())
 	if f.Break != "chunk" {
 		x.w.Header().Set("Content-Length", strconv.Itoa(len(x.buf)+f.LengthExcess))
 	}

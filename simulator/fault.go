@@ -266,7 +266,7 @@ func (x *exchange) misbehave() bool {
 	case f.Garbage:
 		x.corrupt(garbage)
 	default:
-		writeFailure(x.w, x.shape, statusError(f.Status))
+		x.s.refuse(x.w, x.r, statusError(f.Status))
 	}
 	return true
 }
@@ -280,7 +280,8 @@ func (x *exchange) breakOff(how string) {
 		return
 	case "error":
 		x.reason = "error"
-		x.sendEvents(appendErrorEvent(x.buf[:0], x.req.api))
+		x.failed = statusError(x.s.face.failure)
+		x.sendEvents(x.appendFailure(x.buf[:0]))
 		return
 	case "chunk":
 		x.corrupt(badChunk)
@@ -306,13 +307,17 @@ func statusError(status int) *apiError {
 	if !strings.HasSuffix(kind, "Error") {
 		kind += "Error"
 	}
-	return &apiError{status, kind, "", "The simulated engine was told to fail with status " + strconv.Itoa(status) + "."}
+	return &apiError{status: status, kind: kind, param: "", message: "The simulated engine was told to fail with status " + strconv.Itoa(status) + "."}
 }
 
-// appendErrorEvent appends the events that end a stream in which the engine
-// has failed.
-func appendErrorEvent(dst []byte, a api) []byte {
-	e := statusError(http.StatusInternalServerError)
+// appendFailure appends the events that end a stream in which the engine has
+// failed.
+func (x *exchange) appendFailure(dst []byte) []byte {
+	if x.req.dialect != nil {
+		return x.req.dialect.appendPart(dst, x.answer, atFailure, 0)
+	}
+	a := x.req.api
+	e := x.failed
 	if a == messages {
 		dst = append(dst, "event: error\n"...)
 	}
@@ -462,7 +467,7 @@ func expected(cfg *Config, path string, body []byte) (*request, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
 	}
-	parse, ok := routes[path]
+	parse, ok := cfg.face().parsers[path]
 	if !ok {
 		return nil, fmt.Errorf("no generating route %q", path)
 	}

@@ -17,6 +17,9 @@ type process struct {
 	began   time.Time
 	metrics *metrics
 	ranks   []*rank
+	// admitted are the choices whose answers are not over. The server's mutex
+	// guards it.
+	admitted int
 	// turn is the rank that the next request without a wish is offered first.
 	// The server's mutex guards it.
 	turn int

@@ -11,6 +11,7 @@ type benchCommand struct {
 	Compare  contestCommand  `cmd:"" help:"Ask simulated engines for the same workload under each policy, and tell what that makes of it."`
 	Datapath datapathCommand `cmd:"" help:"CPU, latency and wake-ups of streamed answers, beside nginx and haproxy. Needs root."`
 	Gateway  gatewayCommand  `cmd:"" help:"Latency, CPU and memory of small requests, beside nginx, haproxy and other routers. Needs root."`
+	Plot     plotCommand     `cmd:"" help:"Draw charts of what simulate and compare have written with --json."`
 	Worker   workerCommand   `cmd:"" hidden:"" passthrough:"" help:"One process of a benchmark; started by the benchmark."`
 }
 
@@ -52,6 +53,13 @@ func (c *gatewayCommand) Run(ctx context.Context, e *env) error {
 	defer cancel()
 	c.Stdout, c.Stderr = e.stdout, e.stderr
 	return c.Gateway.Run(ctx)
+}
+
+type plotCommand struct{ bench.Plot }
+
+func (c *plotCommand) Run(e *env) error {
+	c.Stdout = e.stdout
+	return c.Plot.Run()
 }
 
 type workerCommand struct {

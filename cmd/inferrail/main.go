@@ -34,6 +34,7 @@ type commands struct {
 	Check   checkCommand   `cmd:"" help:"Tell what is wrong with a configuration file."`
 	Sim     simCommand     `cmd:"" help:"Be an engine: a simulated vLLM or SGLang."`
 	Bench   benchCommand   `cmd:"" help:"Measure inferrail beside others."`
+	Demo    demoCommand    `cmd:"" help:"See it choose: sessions over simulated engines of which one becomes slow. Needs no GPU, and under a minute."`
 	Version versionCommand `cmd:"" help:"Print the version."`
 }
 

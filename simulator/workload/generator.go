@@ -97,9 +97,6 @@ func Names() []string {
 // mostRequests is how many requests a workload may have.
 const mostRequests = 10_000_000
 
-// templates is room for what stands around the parts of a prompt.
-const templates = 250
-
 // leastLongest has room for what any kind asks at least.
 const leastLongest = 1000
 
@@ -215,7 +212,7 @@ func (g *generator) part(role string, mean int, spread float64) Part {
 // that a prompt is made of at once has room.
 func (g *generator) size(mean int, spread float64) int {
 	x := math.Exp(math.Log(float64(mean)) - spread*spread/2 + spread*g.random.NormFloat64())
-	return max(1, int(math.Round(min(x, float64(g.Longest-templates)/g.parts))))
+	return max(1, int(math.Round(min(x, float64(g.Longest)/g.parts))))
 }
 
 // wait draws from an exponential distribution.
