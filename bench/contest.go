@@ -88,7 +88,7 @@ func (c *Contest) Run(ctx context.Context) error {
 			return fmt.Errorf("bench compare: %w", err)
 		}
 		if comparison.Workload == "" {
-			comparison.Workload = w.Name
+			comparison.Workload, comparison.Marks = w.Name, workload.Marks(w.Throttles)
 		}
 		for i := range rivals {
 			// Who runs first meets another machine than who runs last.
@@ -204,6 +204,7 @@ func (c *Contest) once(ctx context.Context, r *rival, w *workload.Workload, name
 		return s, err
 	}
 	s = workload.Summarize(result.records, w, workload.SummaryOptions{Policy: r.name, Replicas: c.Replicas, Limits: c.limits(), Warm: c.Warm.of(w.Requests)})
+	s.Curves = workload.NewCurves(result.records, c.Warm.of(w.Requests))
 	s.Doubts = c.doubts(result)
 	var all counters
 	for _, url := range engines.urls {
@@ -279,7 +280,12 @@ func (c *Contest) conclude(comparison *workload.Comparison, rivals []rival, runs
 	doubtful := false
 	for _, r := range rivals {
 		if of := runs[r.name]; len(of) > 0 {
-			comparison.Runs = append(comparison.Runs, workload.Medians(of))
+			medians := workload.Medians(of)
+			medians.Curves = of[0].Curves
+			for i := range of {
+				of[i].Curves = nil
+			}
+			comparison.Runs = append(comparison.Runs, medians)
 			comparison.All = append(comparison.All, of...)
 			doubtful = doubtful || len(comparison.Runs[len(comparison.Runs)-1].Doubts) > 0
 		}
