@@ -19,7 +19,7 @@
 //	fault.go      misbehaviour a test can ask for, and raw bodies
 //	stats.go      what a server has counted, whatever its engine
 //	face.go       what differs from engine to engine over HTTP
-//	vllm.go       vLLM's routes and pages; sglang.go, tgi.go, llamacpp.go and ollama.go theirs
+//	vllm.go       vLLM's routes and pages; sglang.go and tgi.go theirs, with their native APIs
 //	llamacpp_*.go llama.cpp's requests, answers and slots; ollama_*.go Ollama's
 //	exchange.go   one request's way through the server, top to bottom
 //	process.go    what a restart makes anew: ranks, their engines and publishers

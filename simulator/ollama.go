@@ -13,7 +13,7 @@ func ollamaFace() *face {
 }
 
 // ollamaRoutes adds its paths.
-func ollamaRoutes(s *Server, on route) { openAIRoutes(s, on) }
+func ollamaRoutes(s *Server, on route) { sharedRoutes(s, on) }
 
 // ollama makes what the page of metrics shows.
 func (m *metrics) ollama(*rank) *rankMetrics {

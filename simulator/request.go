@@ -73,6 +73,10 @@ type request struct {
 	// dialect, when not nil, writes the answer. opens is when a stream's head is
 	// sent.
 	dialect dialect
+	// rid is the client's name of it, for SGLang.
+	rid string
+	// model is what the answer has as its model; empty is the engine's.
+	model string
 	// refused is why nothing of it is done though it could be read; only an
 	// engine with face.refusesInStream has such.
 	refused *apiError
@@ -161,7 +165,8 @@ type requestBody struct {
 		ContinuousUsageStats *bool `json:"continuous_usage_stats"`
 	} `json:"stream_options"`
 	xargs
-	Others others `json:",embed"`
+	RID    *string `json:"rid"`
+	Others others  `json:",embed"`
 }
 
 type message struct {
@@ -182,6 +187,15 @@ func parseRequest(cfg *Config, a api, body []byte) (*request, error) {
 		return nil, err
 	}
 	r := &request{api: a, n: 1, adapter: cfg.adapter(b.Model)}
+	if cfg.sglang() {
+		// It takes any name, and echoes it.
+		if r.model = "default"; b.Model != nil {
+			r.model = *b.Model
+		}
+		if b.RID != nil {
+			r.rid = *b.RID
+		}
+	}
 	var err error
 	if a == chat {
 		var text string
@@ -334,7 +348,7 @@ func (r *request) room(cfg *Config) (int, error) {
 }
 
 func checkModel(cfg *Config, model *string) error {
-	if model == nil || *model == "" || slices.Contains(cfg.ServedModelName, *model) || slices.Contains(cfg.LoRAModules, *model) {
+	if cfg.sglang() || model == nil || *model == "" || slices.Contains(cfg.ServedModelName, *model) || slices.Contains(cfg.LoRAModules, *model) {
 		return nil
 	}
 	return &apiError{status: http.StatusNotFound, kind: "NotFoundError", param: "model", message: fmt.Sprintf("The model `%s` does not exist. Valid aliases: %s.",
@@ -343,8 +357,18 @@ func checkModel(cfg *Config, model *string) error {
 
 // adapter returns the LoRA adapter that goes by the name of a model, if one does.
 func (c *Config) adapter(model *string) string {
-	if model != nil && slices.Contains(c.LoRAModules, *model) {
-		return *model
+	if model == nil {
+		return ""
+	}
+	name := *model
+	if c.sglang() {
+		// The adapter may stand behind the model.
+		if _, adapter, ok := strings.Cut(name, ":"); ok {
+			name = adapter
+		}
+	}
+	if slices.Contains(c.LoRAModules, name) {
+		return name
 	}
 	return ""
 }

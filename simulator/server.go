@@ -38,6 +38,8 @@ type Server struct {
 	restart sync.Mutex
 	mu      sync.Mutex
 	process *process
+	// exchanges are those that SGLang can be asked to abort, *exchange to nothing.
+	exchanges sync.Map
 	// connections are the open ones, *conn to nothing.
 	connections sync.Map
 
