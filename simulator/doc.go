@@ -8,6 +8,7 @@
 //	text.go       what the model says and which tokens a text has
 //	prompt.go     what the model continues; chats by the agent's own code
 //	request.go    one API request as vLLM understands and refuses it: chat, completions
+//	parameter.go  what becomes of the parameters of a request: honoured, harmless, refused
 //	form.go       JSON that follows a schema
 //	tool.go       calls of tools
 //	responses.go  the Responses API

@@ -121,7 +121,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, req *request) {
 	}
 	id := req.rid
 	if id == "" {
-		id = requestID(r)
+		id = requestID(r, req.id)
 	}
 	x.answer = newAnswer(&s.cfg, req, id, s.created())
 	x.arrived = arrived
