@@ -115,7 +115,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, req *request) {
 	}
 	x.answer = newAnswer(&s.cfg, req, requestID(r), s.created())
 	x.arrived = arrived
-	if s.face.admit != nil && req.api != plain {
+	if s.face.admit != nil && (req.api != plain || req.loads) {
 		release, err := s.face.admit(x)
 		if err != nil {
 			s.refuse(w, r, err)

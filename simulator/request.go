@@ -74,6 +74,8 @@ type request struct {
 	// sent.
 	dialect dialect
 	opens   opens
+	// loads: the engine has no part in it, but face.admit has.
+	loads bool
 	// refused is why nothing of it is done though it could be read; only an
 	// engine with face.refusesInStream has such.
 	refused *apiError
