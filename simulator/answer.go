@@ -33,10 +33,9 @@ type answer struct {
 	events int
 	// eventEnd is what ends each event of a stream, once the head is made.
 	eventEnd []byte
-	// arrived is when the server got the request, over when an answer that is not
-	// streamed was all there, and clock when the part that is written next was
-	// made, in the engine's time.
-	arrived, over, clock time.Duration
+	// arrived is when the server got the request, in the engine's time, clock
+	// when the part that is written next was made.
+	arrived, clock time.Duration
 	// interim is when a stream says something even without a token, 0 is never.
 	// The dialect sets it.
 	interim time.Duration
@@ -65,7 +64,7 @@ type choice struct {
 	planned   bool
 	from      int
 	at, wrote time.Duration
-	// began is when the engine first took it up, computed when its first token was ready, as
+	// began is when its prefill did, computed when its first token was ready, as
 	// last read.
 	began, computed time.Duration
 	// slot is that of llama.cpp which it has, as last read.

@@ -74,7 +74,10 @@ func readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 // serve takes a checked request to the end of its answer.
 func (s *Server) serve(w http.ResponseWriter, r *http.Request, req *request) {
 	if !req.ownFaults {
-		req.faults = s.faults.Load().take()
+		set := s.faults.Load()
+		if req.faults = set.take(); set.Throttle != 0 {
+			s.throttle()
+		}
 	}
 	req.distort()
 	arrived := s.now()
@@ -115,21 +118,19 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, req *request) {
 	}
 	x.answer = newAnswer(&s.cfg, req, requestID(r), s.created())
 	x.arrived = arrived
+	if req.refused != nil {
+		complete = x.refuse(req.refused)
+		return
+	}
 	if s.face.admit != nil && (req.api != plain || req.loads) {
 		release, err := s.face.admit(x)
 		if err != nil {
-			s.refuse(w, r, err)
+			complete = x.refuse(err)
 			return
 		}
 		defer release()
 	}
-	err := error(nil)
-	if req.refused != nil {
-		err = req.refused
-	} else {
-		err = x.arrive(r.Header)
-	}
-	if err != nil {
+	if err := x.arrive(r.Header); err != nil {
 		complete = x.refuse(err)
 		return
 	}
@@ -177,16 +178,11 @@ func (x *exchange) arrive(h http.Header) error {
 			return badParameter("input_tokens", "The prompt of %d tokens and the %d that follow have no room in the KV cache.", seq.prompt(), seq.Output)
 		}
 	}
-	if full := x.s.face.full; full != nil {
-		if e := full(x.process, len(x.choices)); e != nil {
-			return e
-		}
-	}
-	x.process.admitted += len(x.choices)
 	for i := range x.choices {
 		seq := &x.choices[i].seq
 		seq.wake = x.wake
 		x.rank.engine.Arrive(seq, now)
+		x.rank.sequences, x.rank.prompted = x.rank.sequences+1, x.rank.prompted+seq.prompt()
 	}
 	x.process.settle(x.rank, now)
 	x.process.metrics.arrived(x.answer, x.rank)
@@ -198,9 +194,12 @@ func (x *exchange) depart(complete bool) {
 	x.s.mu.Lock()
 	defer x.s.mu.Unlock()
 	now := x.s.now()
-	x.process.admitted -= len(x.choices)
 	for i := range x.choices {
-		x.rank.engine.Depart(&x.choices[i].seq, now)
+		seq := &x.choices[i].seq
+		if x.req.api.generates() {
+			x.rank.generated += seq.made(now)
+		}
+		x.rank.engine.Depart(seq, now)
 	}
 	x.process.settle(x.rank, now)
 	for i := range x.choices {
@@ -420,7 +419,6 @@ func (x *exchange) body() bool {
 		x.s.refuse(x.w, x.r, x.req.defect)
 		return false
 	}
-	x.over = x.s.now()
 	x.process.metrics.whole(x)
 	x.clock = x.s.now()
 	x.buf = x.appendPaddedBody(x.buf[:0])

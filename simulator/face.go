@@ -26,9 +26,6 @@ type face struct {
 	// refusesInStream: what the engine itself refuses of a stream is told there,
 	// under status 200.
 	refusesInStream bool
-	// full returns the refusal of n more choices than those admitted, if there
-	// is no room for them. The server's mutex is held. nil takes all.
-	full func(p *process, n int) *apiError
 	// noRoute answers a path that there is not, or one that is there for other
 	// methods, which are named then.
 	noRoute func(w http.ResponseWriter, r *http.Request, allowed []string)

@@ -86,11 +86,11 @@ func llamacppRoutes(s *Server, on route) {
 	on("GET", "/models", s.llamaModels)
 	on("GET", "/v1/models", s.llamaModels)
 	on("GET", "/props", s.llamaProps, "POST")
-	on("GET", "/slots", s.healthy(s.llamaSlots))
+	on("GET", "/slots", s.telling(s.llamaSlots))
 	on("POST", "/slots/{id}", func(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, r, llamaUnsupported("This server does not support slots action. Start it with `--slot-save-path`"))
 	})
-	on("GET", "/metrics", s.healthy(s.llamaMetrics))
+	on("GET", "/metrics", s.telling(s.llamaMetrics))
 	on("POST", "/tokenize", s.infer(s.llamaTokenize))
 	on("POST", "/detokenize", s.infer(s.llamaDetokenize))
 	on("GET", "/lora-adapters", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, []byte("[]")) })

@@ -147,7 +147,7 @@ func asLlamaParse(err error) error {
 	if err == nil || !strings.Contains(err.Error(), "invalid JSON") {
 		return nil
 	}
-	return &apiError{status: http.StatusInternalServerError, kind: "server_error", message: "[json.exception.parse_error.101] parse error: " + err.Error()}
+	return &apiError{status: http.StatusInternalServerError, kind: "server_error", param: "", message: "[json.exception.parse_error.101] parse error: " + err.Error()}
 }
 
 func llamaField(name, format string, args ...any) *apiError {
@@ -214,7 +214,7 @@ func (b *llamaBody) render() (string, error) {
 	for _, m := range *b.Messages {
 		for _, kind := range []string{"image_url", "input_audio", "video_url"} {
 			if m.Content.Kind() == '[' && strings.Contains(string(m.Content), `"`+kind+`"`) {
-				return "", &apiError{status: http.StatusInternalServerError, kind: "server_error", message: strings.Split(kind, "_")[0] + " input is not supported - hint: if this is unexpected, you may need to provide the mmproj"}
+				return "", &apiError{status: http.StatusInternalServerError, kind: "server_error", param: "", message: strings.Split(kind, "_")[0] + " input is not supported - hint: if this is unexpected, you may need to provide the mmproj"}
 			}
 		}
 	}

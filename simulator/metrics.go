@@ -34,10 +34,10 @@ type rankMetrics struct {
 	// done, when not nil, counts a choice that is over, and whether all of it
 	// was sent. The server's mutex is held.
 	done func(x *exchange, c *choice, complete bool)
-	// slots are llama.cpp's, which has no others of the above.
-	slots *llamaSlots
 	// refused, when not nil, counts a request that was not taken.
 	refused func(e *apiError)
+	// slots are llama.cpp's, which has no others of the above.
+	slots *llamaSlots
 }
 
 type metricValue struct {

@@ -73,7 +73,6 @@ type request struct {
 	// dialect, when not nil, writes the answer. opens is when a stream's head is
 	// sent.
 	dialect dialect
-	opens   opens
 	// loads: the engine has no part in it, but face.admit has.
 	loads bool
 	// refused is why nothing of it is done though it could be read; only an
@@ -81,6 +80,7 @@ type request struct {
 	refused *apiError
 	// defect is what an answer that is not streamed turns out to be.
 	defect *apiError
+	opens  opens
 
 	// The parts of an answer that only one API has.
 	responses *responsesBody
