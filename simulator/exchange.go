@@ -129,7 +129,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, req *request) {
 		complete = x.refuse(req.refused)
 		return
 	}
-	if s.face.admit != nil && req.api != plain {
+	if s.face.admit != nil && (req.api != plain || req.loads) {
 		release, err := s.face.admit(x)
 		if err != nil {
 			complete = x.refuse(err)

@@ -500,6 +500,10 @@ func (x *exchange) breakOff(how string) {
 	case "error":
 		x.reason = "error"
 		x.failed = statusError(x.s.face.failure)
+		if x.req.opens == withToken && !x.said {
+			x.s.refuse(x.w, x.r, x.failed)
+			return
+		}
 		x.sendEvents(x.appendFailure(x.buf[:0]))
 		return
 	case "chunk":

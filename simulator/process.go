@@ -17,6 +17,8 @@ type process struct {
 	began   time.Time
 	metrics *metrics
 	ranks   []*rank
+	// runner is Ollama's, nil of others.
+	runner *ollamaRunner
 	// throttled is by how much the engines are; 1 is not at all. The server's
 	// mutex guards it.
 	throttled float64
@@ -65,6 +67,9 @@ func newProcess(s *Server) (*process, error) {
 		}
 	}
 	p.metrics = newMetrics(p)
+	if s.cfg.Engine == "ollama" {
+		p.runner = newOllamaRunner(&s.cfg)
+	}
 	for _, r := range p.ranks {
 		p.settle(r, s.now())
 		p.ran.Go(func() { p.run(ctx, r) })

@@ -80,6 +80,8 @@ type request struct {
 	rid, id string
 	// model is what the answer has as its model; empty is the engine's.
 	model string
+	// loads: the engine has no part in it, but face.admit has.
+	loads bool
 	// refused is why nothing of it is done though it could be read; only an
 	// engine with face.refusesInStream has such.
 	refused *apiError
