@@ -17,6 +17,8 @@ type process struct {
 	began   time.Time
 	metrics *metrics
 	ranks   []*rank
+	// runner is Ollama's, nil of others.
+	runner *ollamaRunner
 	// throttled is by how much the engines are; 1 is not at all. The server's
 	// mutex guards it.
 	throttled float64
@@ -65,6 +67,9 @@ func newProcess(s *Server) (*process, error) {
 		}
 	}
 	p.metrics = newMetrics(p)
+	if s.cfg.Engine == "ollama" {
+		p.runner = newOllamaRunner(&s.cfg)
+	}
 	for _, r := range p.ranks {
 		p.settle(r, s.now())
 		p.ran.Go(func() { p.run(ctx, r) })
@@ -275,16 +280,18 @@ func (s *Server) serverInfo(w http.ResponseWriter, _ *http.Request) {
 		Ranks      int    `json:"dp_size"`
 	}
 	info := struct {
+		Path    string  `json:"model_path"`
 		Model   string  `json:"served_model_name"`
 		Length  int     `json:"context_length"`
 		Page    int     `json:"page_size"`
 		Ranks   int     `json:"dp_size"`
 		Tokens  int     `json:"max_total_num_tokens"`
 		Running int     `json:"max_running_requests"`
+		NoRadix bool    `json:"disable_radix_cache"`
 		Version string  `json:"version"`
 		Events  *events `json:"kv_events"`
-	}{s.cfg.ServedModelName[0], s.cfg.MaxModelLen, s.cfg.BlockSize, s.cfg.DataParallelSize,
-		s.cfg.NumGPUBlocks * s.cfg.BlockSize, s.cfg.MaxNumSeqs, sglangVersion, nil}
+	}{s.cfg.ServedModelName[0], s.cfg.ServedModelName[0], s.cfg.MaxModelLen, s.cfg.BlockSize, s.cfg.DataParallelSize,
+		s.cfg.NumGPUBlocks * s.cfg.BlockSize, s.cfg.MaxNumSeqs, s.cfg.NoEnablePrefixCaching, sglangVersion, nil}
 	if p := s.current().ranks[0].publisher; p != nil {
 		told := p.source()
 		base, port, _ := cutLast(told.Endpoint, ":")
