@@ -166,11 +166,12 @@ bench-policy: ## measure how long each policy takes to choose among 8 to 1,000 r
 		go test -count 1 -timeout 0 -run '^TestPolicyTiming$$' -v ./policy
 
 SOAK ?= 20m
-soak: ## engines that fail in all ways under 300 requests/s for SOAK=20m, slow streams, 3,000 turns of conversations, and routing by them; the packet tier needs root
+soak: ## engines that fail in all ways under 300 requests/s for SOAK=20m, slow streams, 3,000 turns of conversations, routing by them, and 5,000 streams of one simulated engine; the packet tier needs root
 	INFERRAIL_SOAK=$(SOAK) go test -count 1 -timeout 0 -v -run '^TestChaos$$' ./cmd/inferrail
 	INFERRAIL_SOAK=$(SOAK) go test -count 1 -timeout 0 -v -run '^TestDatapathTenMinutes$$' ./cmd/inferrail
 	INFERRAIL_SOAK=$(SOAK) go test -count 1 -timeout 0 -v -run '^TestPredictedIsCached$$' ./cmd/inferrail
 	INFERRAIL_SOAK=$(SOAK) go test -count 1 -timeout 0 -v -run '^TestCostModelOnChats$$|^TestCalibrationOverHTTP$$' ./cmd/inferrail
+	INFERRAIL_STREAMS=5000 go test -count 1 -timeout 0 -v -run '^TestStreamsKeepTime$$' ./simulator
 
 clean: ## remove what was built
 	rm -rf bin

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"strconv"
+	"sync/atomic"
 	"time"
 )
 
@@ -35,7 +36,9 @@ type exchange struct {
 	// wake holds a token when another request's departure moved the plan of
 	// one of this exchange's sequences.
 	wake chan struct{}
-	buf  []byte
+	// ended: abort was called.
+	ended atomic.Bool
+	buf   []byte
 }
 
 // maxRequestBytes bounds a request's body.
@@ -116,7 +119,11 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, req *request) {
 	if req.faults.SplitWrites {
 		x.conn.split = s.nextSplit()
 	}
-	x.answer = newAnswer(&s.cfg, req, requestID(r), s.created())
+	id := req.rid
+	if id == "" {
+		id = requestID(r, req.id)
+	}
+	x.answer = newAnswer(&s.cfg, req, id, s.created())
 	x.arrived = arrived
 	if req.refused != nil {
 		complete = x.refuse(req.refused)
@@ -135,6 +142,10 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, req *request) {
 		return
 	}
 	defer func() { x.depart(complete) }()
+	if s.cfg.sglang() {
+		s.exchanges.Store(x, nil)
+		defer s.exchanges.Delete(x)
+	}
 	if !x.pause(time.Duration(req.faults.HeadDelayUS) * time.Microsecond) {
 		return
 	}
@@ -148,7 +159,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, req *request) {
 // refuse answers a request for which there is no room, and reports whether the
 // answer has ended as one of its kind does.
 func (x *exchange) refuse(err error) bool {
-	if x.s.face.refusesInStream && x.req.stream {
+	if (x.s.face.refusesInStream || x.req.refused != nil) && x.req.stream {
 		x.failed = asAPIError(err)
 		x.s.current().metrics.refused(x.failed)
 		x.head(x.w.Header())
@@ -238,6 +249,10 @@ func (x *exchange) stream() bool {
 			break
 		}
 		i := x.nextToken()
+		if i < 0 && x.ended.Load() {
+			x.aborted, x.clock = true, x.s.now()
+			return x.sendEvents(x.appendFailure(x.buf[:0]))
+		}
 		if i < 0 {
 			return false
 		}
@@ -276,6 +291,16 @@ func (x *exchange) send(part []byte) bool {
 	return x.http.Flush() == nil
 }
 
+// abort makes the exchange end with what there is. It may be called from any
+// goroutine.
+func (x *exchange) abort() {
+	x.ended.Store(true)
+	select {
+	case x.wake <- struct{}{}:
+	default:
+	}
+}
+
 // begun waits until the engine has begun with a choice, and reports false if the
 // client left before.
 func (x *exchange) begun() bool {
@@ -295,6 +320,9 @@ func (x *exchange) begun() bool {
 // client left before. Of several that are ready it is the one due first.
 func (x *exchange) nextToken() int {
 	for {
+		if x.ended.Load() {
+			return -1
+		}
 		i, due := x.earliest()
 		ready, ok := x.until(i >= 0, due)
 		if !ok {
@@ -398,7 +426,7 @@ func (x *exchange) pause(d time.Duration) bool {
 // body sends the answer in one piece when its last token is ready, and reports
 // whether it was sent.
 func (x *exchange) body() bool {
-	for {
+	for !x.ended.Load() {
 		due, known := x.end()
 		ready, ok := x.until(known, due)
 		if !ok {
@@ -407,6 +435,9 @@ func (x *exchange) body() bool {
 		if ready {
 			break
 		}
+	}
+	if x.ended.Load() {
+		return x.cutBody()
 	}
 	f := &x.req.faults
 	if f.Break == "error" {
@@ -440,6 +471,24 @@ func (x *exchange) body() bool {
 		x.breakOff("fin")
 	}
 	return true
+}
+
+// cutBody sends what there was of an answer when it was aborted. Where the API
+// has no words for that it is an error.
+func (x *exchange) cutBody() bool {
+	if _, ok := x.req.dialect.(*generated); !ok {
+		x.s.refuse(x.w, x.r, &apiError{status: http.StatusServiceUnavailable, kind: "abort", message: "The request was aborted."})
+		return false
+	}
+	x.aborted, x.clock = true, x.s.now()
+	x.s.mu.Lock()
+	for i := range x.choices {
+		c := &x.choices[i]
+		c.made = c.seq.made(x.clock)
+	}
+	x.s.mu.Unlock()
+	x.head(x.w.Header())
+	return x.send(x.appendPaddedBody(x.buf[:0]))
 }
 
 // end returns when the last token of the last choice is ready, and false while

@@ -540,6 +540,9 @@ func (x *exchange) appendFailure(dst []byte) []byte {
 		return x.req.dialect.appendPart(dst, x.answer, atFailure, 0)
 	}
 	a := x.req.api
+	if x.aborted {
+		return append(dst, done...)
+	}
 	e := x.failed
 	if a == messages {
 		dst = append(dst, "event: error\n"...)

@@ -146,7 +146,7 @@ func ollamaRoutes(s *Server, on route) {
 		writeJSON(w, http.StatusOK, []byte(`{"cloud":{"disabled":false,"source":"none"}}`))
 	})
 	on("GET", "/api/tags", s.ollamaTags, "HEAD")
-	on("GET", "/api/ps", s.healthy(s.ollamaResident))
+	on("GET", "/api/ps", s.telling(s.ollamaResident))
 	on("POST", "/api/show", s.ollamaShow)
 	on("POST", "/api/pull", s.ollamaPull)
 	on("GET", "/v1/models", s.ollamaModels)

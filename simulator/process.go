@@ -280,16 +280,18 @@ func (s *Server) serverInfo(w http.ResponseWriter, _ *http.Request) {
 		Ranks      int    `json:"dp_size"`
 	}
 	info := struct {
+		Path    string  `json:"model_path"`
 		Model   string  `json:"served_model_name"`
 		Length  int     `json:"context_length"`
 		Page    int     `json:"page_size"`
 		Ranks   int     `json:"dp_size"`
 		Tokens  int     `json:"max_total_num_tokens"`
 		Running int     `json:"max_running_requests"`
+		NoRadix bool    `json:"disable_radix_cache"`
 		Version string  `json:"version"`
 		Events  *events `json:"kv_events"`
-	}{s.cfg.ServedModelName[0], s.cfg.MaxModelLen, s.cfg.BlockSize, s.cfg.DataParallelSize,
-		s.cfg.NumGPUBlocks * s.cfg.BlockSize, s.cfg.MaxNumSeqs, sglangVersion, nil}
+	}{s.cfg.ServedModelName[0], s.cfg.ServedModelName[0], s.cfg.MaxModelLen, s.cfg.BlockSize, s.cfg.DataParallelSize,
+		s.cfg.NumGPUBlocks * s.cfg.BlockSize, s.cfg.MaxNumSeqs, s.cfg.NoEnablePrefixCaching, sglangVersion, nil}
 	if p := s.current().ranks[0].publisher; p != nil {
 		told := p.source()
 		base, port, _ := cutLast(told.Endpoint, ":")
