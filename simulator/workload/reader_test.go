@@ -166,7 +166,7 @@ func TestReadShareGPT(t *testing.T) {
 
 func TestReadDecisions(t *testing.T) {
 	line := func(second, session, tokens, told, output string, hashes ...string) string {
-		return `{"time":"2026-01-02T03:04:09Z","model":"m","prompt_tokens":` + tokens + `,"prompt":{"arrived":"2026-01-02T03:04:` + second + `Z","session":"` + session +
+		return `{"time":"2026-01-02T03:04:09Z","model":"m","exact":true,"prompt_tokens":` + tokens + `,"prompt":{"arrived":"2026-01-02T03:04:` + second + `Z","session":"` + session +
 			`","every":512,"hashes":["` + strings.Join(hashes, `","`) + `"]},"outcome":{"output_tokens":` + output + `,"prompt_tokens":` + told + "}}\n"
 	}
 	text := line("07.5", "b", "1100", "null", "20", "000000000000000a", "ffffffffffffff0b") +
@@ -201,6 +201,19 @@ func TestReadDecisions(t *testing.T) {
 	if id(0, 0) != id(1, 0) || id(0, 0) != id(2, 0) || id(1, 1) == id(2, 1) || id(3, 1) == id(2, 1) || id(0, 1) == id(1, 2) {
 		t.Errorf("%+v", w.Requests)
 	}
+
+	// An agent without the tokenizer takes four bytes for a token; here it is three. Of
+	// one answer the engine has not told.
+	rough := strings.ReplaceAll(line("05", "a", "1200", "1600", "5", "0a", "0b")+line("06", "b", "600", "800", "5", "0a")+line("07", "b", "900", "null", "5", "0a"),
+		`"model":"m",`, `"model":"m","exact":false,`)
+	rough = strings.ReplaceAll(rough, `"exact":true,`, "")
+	w, err = ReadOptions{}.Parse(strings.NewReader(rough), "f")
+	if err != nil || len(w.Requests) != 3 || w.Block != 683 {
+		t.Fatalf("%v: %+v", err, w)
+	}
+	f(0, 0, 1, 0, 5, 683, 683, 234)
+	f(1, time.Second, 2, 0, 5, 683, 117)
+	f(2, 2*time.Second, 2, 1, 5, 683, 517)
 
 	several := strings.Replace(text, `"m"`, `"other"`, 1)
 	w, err = ReadOptions{Model: "m"}.Parse(strings.NewReader(several), "f")
