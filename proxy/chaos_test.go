@@ -440,7 +440,7 @@ func (c *chaos) counted(states ...*ModelState) {
 		if n, p, w := r.InFlight(), r.Pending(), c.ahead(i); n != 0 || p != 0 || w != 0 || r.gate.line.Len() != 0 || r.gate.waiting != nil {
 			c.t.Errorf("at %s there are %d inside, %d in line, %d prompts", r.ID, n, p, w)
 		}
-		if w := r.promises.get(); w != (policy.Work{}) {
+		if w := r.standing.Promised(); w != (policy.Work{}) {
 			c.t.Errorf("%s is promised %+v", r.ID, w)
 		}
 	}

@@ -60,7 +60,7 @@ func (x *exchange) conclude(f failure, u usage, known bool) {
 	if v.replica == "" {
 		return
 	}
-	at := x.prefill.sent
+	at := x.prefill.Sent
 	if at.IsZero() {
 		at = x.sent // nothing is to be computed for it
 	}
@@ -401,10 +401,11 @@ func (d *Decision) WorkOut() {
 				}
 			}
 		}
-		row.InFlight, row.Decoding, row.Queued, row.KV, row.Share = c.InFlight, c.Decoding, c.Queued, c.KV, c.Share
-		row.CachedTokens, row.CacheExact = c.Cached, c.Exact
+		row.InFlight, row.Decoding, row.Queued = int(c.InFlight), int(c.Decoding), int(c.Queued)
+		row.KV, row.Share = round(float64(c.KV)), round(float64(c.Share))
+		row.CachedTokens, row.CacheExact = int(c.Cached), c.Exact
 		row.AheadTokens, row.WaitMS = math.Round(c.Ahead.Tokens), milliseconds(c.Wait)
-		row.PrefillMS = milliseconds(c.Speed.Time(policy.Prefill(asked.Tokens-c.Cached, c.Cached)))
+		row.PrefillMS = milliseconds(c.Speed.Time(policy.Prefill(asked.Tokens-int(c.Cached), int(c.Cached))))
 		row.ExpectedMS = milliseconds(policy.TTFT(asked, c))
 		row.Speed = ConsideredSpeed{round(c.Speed.A * 1e6), round(c.Speed.B * 1e9), round(c.Speed.D * 1e3)}
 		row.Cost = Number(costs[i])

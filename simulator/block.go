@@ -21,14 +21,14 @@ type blockPool struct {
 	// is also where the queue begins and ends.
 	blocks []poolBlock
 	free   int // in the queue
-	named  map[blockName]int32
+	named  map[BlockName]int32
 	// changed is kept when told is set.
 	told    bool
-	changed []change
+	changed []Change
 }
 
 type poolBlock struct {
-	name  blockName
+	name  BlockName
 	named bool
 	// users are the sequences that have it. next and prev are its neighbours
 	// in the queue while there are none.
@@ -41,7 +41,7 @@ type poolBlock struct {
 // newBlockPool returns an empty pool. size must be at least 2: the first block
 // is not used.
 func newBlockPool(n naming, size int, shares, told bool) *blockPool {
-	p := &blockPool{naming: n, shares: shares, told: told, blocks: make([]poolBlock, size), named: map[blockName]int32{}}
+	p := &blockPool{naming: n, shares: shares, told: told, blocks: make([]poolBlock, size), named: map[BlockName]int32{}}
 	for i := 1; i < size; i++ {
 		p.enqueue(int32(i), 0)
 	}
@@ -71,7 +71,7 @@ func (p *blockPool) hand(s *Sequence) {
 	if b.named {
 		p.unname(id)
 		if p.told {
-			p.changed = append(p.changed, change{kind: kvevent.Removed, names: []blockName{b.name}, medium: mediumGPU})
+			p.changed = append(p.changed, Change{Kind: kvevent.Removed, Names: []BlockName{b.name}, Medium: mediumGPU})
 		}
 	}
 	b.users = 1
@@ -202,7 +202,7 @@ func (p *blockPool) reset() bool {
 		p.blocks[i].named, p.blocks[i].twin = false, 0
 	}
 	if p.told {
-		p.changed = append(p.changed, change{kind: kvevent.Cleared})
+		p.changed = append(p.changed, Change{Kind: kvevent.Cleared})
 	}
 	return true
 }
@@ -213,7 +213,7 @@ func (p *blockPool) size() (block, most int) {
 
 func (p *blockPool) usage() (used, of int) { return len(p.blocks) - 1 - p.free, len(p.blocks) - 1 }
 
-func (p *blockPool) take() []change {
+func (p *blockPool) take() []Change {
 	c := p.changed
 	p.changed = nil
 	return c

@@ -19,7 +19,7 @@ func TestBlockPoolAgainstVLLM(t *testing.T) {
 	}
 	var p *blockPool
 	var sequences map[string]*Sequence
-	var numbers map[blockName]string
+	var numbers map[BlockName]string
 	histories := 0
 	for i, line := range strings.Split(strings.TrimSpace(string(golden)), "\n") {
 		did, want, _ := strings.Cut(line, " = ")
@@ -28,7 +28,7 @@ func TestBlockPoolAgainstVLLM(t *testing.T) {
 			size, _ := strconv.Atoi(words[1])
 			blocks, _ := strconv.Atoi(words[2])
 			p = newBlockPool(naming{block: size}, blocks, words[3] == "1", true)
-			sequences, numbers = map[string]*Sequence{}, map[blockName]string{}
+			sequences, numbers = map[string]*Sequence{}, map[BlockName]string{}
 			histories++
 			continue
 		}
@@ -62,7 +62,7 @@ func TestBlockPoolAgainstVLLM(t *testing.T) {
 			t.Fatalf("line %d: %q", i+1, line)
 		}
 		for _, c := range p.take() {
-			c.adapter, c.salt = "", ""
+			c.Adapter, c.Salt = "", ""
 			result += " | " + describe(&c, numbers)
 		}
 		used, of := p.usage()
@@ -120,7 +120,7 @@ func TestEngineAgainstVLLM(t *testing.T) {
 		t.Fatal(err)
 	}
 	var e *Engine
-	var numbers map[blockName]string
+	var numbers map[BlockName]string
 	now := time.Duration(0)
 	schedulers := map[string]int{}
 	for i, line := range strings.Split(strings.TrimSpace(string(golden)), "\n") {
@@ -132,7 +132,7 @@ func TestEngineAgainstVLLM(t *testing.T) {
 			e = NewEngine(Latency{D: 1000, PerToken: time.Millisecond}, 10)
 			e.cache, e.ahead = newBlockPool(naming{block: size}, blocks, true, true), words[1] == "AsyncScheduler"
 			schedulers[words[1]]++
-			numbers = map[blockName]string{}
+			numbers = map[BlockName]string{}
 			continue
 		}
 		s := &Sequence{Prompt: letters(words[0]), Said: letters(words[1]), Output: len(words[1]), Stops: words[2] == "stop"}

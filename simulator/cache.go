@@ -34,26 +34,27 @@ type cache interface {
 	// usage returns how many blocks sequences have, of how many.
 	usage() (used, of int)
 	// take returns what has changed since it was last called.
-	take() []change
+	take() []Change
 }
 
-// blockName is an engine's own name for a block: a digest of its tokens and of
+// BlockName is an engine's own name for a block: a digest of its tokens and of
 // all before them.
-type blockName [32]byte
+type BlockName [32]byte
 
-// change is one thing that a cache tells of itself. It is not altered after it
-// was taken.
-type change struct {
-	kind  kvevent.Kind
-	names []blockName
-	// parent is the block before the first of names; without hasParent that is
-	// the first of a prompt.
-	parent    blockName
-	hasParent bool
-	tokens    []uint32
-	medium    string
-	// adapter and salt set the blocks apart from others of the same tokens.
-	adapter, salt string
+// Change is one thing that a cache tells of itself: that it holds blocks, no
+// longer does, or is empty. Who calls Engine.Told reads it; nobody alters it.
+type Change struct {
+	Kind  kvevent.Kind
+	Names []BlockName
+	// Parent is the block before the first of Names; without HasParent that is
+	// the first of a prompt. Only what is stored has it, and Tokens.
+	Parent    BlockName
+	HasParent bool
+	Tokens    []uint32
+	// Medium is "GPU", or the host tier's name; "" when all of it is cleared.
+	Medium string
+	// Adapter and Salt set the blocks apart from others of the same tokens.
+	Adapter, Salt string
 }
 
 // The media that caches tell of.
@@ -101,11 +102,11 @@ func (n naming) extend(s *Sequence, tokens int) {
 
 // stored returns the change that says that blocks of s from one to before
 // another are held.
-func (n naming) stored(s *Sequence, from, to int, medium string) change {
-	c := change{kind: kvevent.Stored, names: slices.Clone(s.names[from:to]), medium: medium, adapter: s.Adapter, salt: s.Salt,
-		tokens: s.appendTokens(make([]uint32, 0, (to-from)*n.block), from*n.block, to*n.block)}
+func (n naming) stored(s *Sequence, from, to int, medium string) Change {
+	c := Change{Kind: kvevent.Stored, Names: slices.Clone(s.names[from:to]), Medium: medium, Adapter: s.Adapter, Salt: s.Salt,
+		Tokens: s.appendTokens(make([]uint32, 0, (to-from)*n.block), from*n.block, to*n.block)}
 	if from > 0 {
-		c.parent, c.hasParent = s.names[from-1], true
+		c.Parent, c.HasParent = s.names[from-1], true
 	}
 	return c
 }

@@ -221,7 +221,7 @@ func TestSmallCache(t *testing.T) {
 		eventually(t, 20*time.Second, engine+": all have finished", func() bool { return s.Finished() == cap(done) && s.Load() == (Load{}) })
 		s.mu.Lock()
 		used, _ := s.process.ranks[0].engine.cache.usage()
-		preempted := s.process.ranks[0].engine.preempted
+		preempted := s.process.ranks[0].engine.counts.Preempted
 		s.mu.Unlock()
 		if used != 0 || preempted == 0 {
 			t.Errorf("%s: %d blocks in use at the end, %d preempted", engine, used, preempted)

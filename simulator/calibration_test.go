@@ -73,7 +73,7 @@ func (x *traffic) run(observations int) {
 			if r.departed > 0 {
 				happens(r, r.departed)
 			}
-			if r.state != waiting {
+			if r.state != Waiting {
 				if r.streams && !r.first {
 					happens(r, r.First+r.late)
 				} else {
@@ -152,7 +152,7 @@ func TestCalibrationOfEngine(t *testing.T) {
 			}
 			for _, slow := range []float64{8, 1, 2, 1} {
 				for _, r := range x.present {
-					if r.state == waiting {
+					if r.state == Waiting {
 						r.Slow *= slow / x.slow
 					}
 				}

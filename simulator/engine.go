@@ -51,7 +51,7 @@ type Sequence struct {
 	// the slot is free again; it moves when the sequence is preempted.
 	Start, First, End time.Duration
 
-	state    sequenceState
+	state    State
 	perToken time.Duration
 	serial   uint64
 	// Token from is ready at the time at, the later ones in its pace. Before
@@ -67,23 +67,36 @@ type Sequence struct {
 	// What belongs to the cache: the names of its full blocks, its blocks or
 	// its place in the tree, how many blocks others can find, and how many
 	// more it has.
-	names  []blockName
+	names  []BlockName
 	blocks []int32
 	node   *radixNode
 	shared int
 	own    int
 
-	// wake belongs to the caller of Engine and is not touched by it.
+	// wake and slot belong to the caller of Engine and are not touched by it.
 	wake chan struct{}
+	slot int
 }
 
-type sequenceState uint8
+// State is how far an engine is with a sequence. The zero value is one that has
+// its turn before it.
+type State uint8
 
 const (
-	waiting sequenceState = iota
-	running
-	ended
+	// Waiting has no room in the engine yet, or none any more: one that Engine's
+	// Changed returns has been preempted, and begins anew later.
+	Waiting State = iota
+	// Prefilling has room, and its prompt is computed, or after a preemption all
+	// that it had.
+	Prefilling
+	// Decoding has its first token.
+	Decoding
+	// Ended has all its tokens, or has left.
+	Ended
 )
+
+// State returns how far the engine is with it, up to the engine's last call.
+func (s *Sequence) State() State { return s.state }
 
 // Ready returns when output token k, counted from 0, is ready, and false while
 // that is not known: the sequence waits for its turn.
@@ -91,11 +104,11 @@ func (s *Sequence) Ready(k int) (time.Duration, bool) {
 	if k < s.from {
 		return 0, true
 	}
-	return s.at + time.Duration(k-s.from)*s.perToken, s.state != waiting
+	return s.at + time.Duration(k-s.from)*s.perToken, s.state != Waiting
 }
 
 // Ended reports whether all of it has been generated.
-func (s *Sequence) Ended() bool { return s.state == ended }
+func (s *Sequence) Ended() bool { return s.state == Ended }
 
 // slowed returns how long takes what an engine at its own pace does in d.
 func (s *Sequence) slowed(d time.Duration) time.Duration {
@@ -132,7 +145,7 @@ func (s *Sequence) appendTokens(dst []uint32, from, to int) []uint32 {
 // made is how many tokens have been generated at time t.
 func (s *Sequence) made(t time.Duration) int {
 	switch {
-	case s.state == waiting || t < s.at:
+	case s.state == Waiting || t < s.at:
 		return s.from
 	case s.perToken == 0:
 		return max(s.next, s.from)
@@ -177,10 +190,58 @@ type Engine struct {
 	changed []*Sequence
 	// told is what the cache tells of itself and the engine has passed on, which
 	// it does with the output of a step: what is pending, at the time tell.
-	told, pending []change
+	told, pending []Change
 	tell          time.Duration
 
-	queried, hit, preempted int
+	// by multiplies all times from the moment slowAt on, in which it becomes slow.
+	by, slow float64
+	slowAt   time.Duration
+
+	counts Counts
+}
+
+// Counts are what an engine has counted since it began.
+type Counts struct {
+	// Queried are the tokens of the prompts that were looked up in the cache, and
+	// Hit those that were found there; what is computed again after a preemption is
+	// in neither.
+	Queried, Hit int
+	// Preempted is how often a sequence was.
+	Preempted int
+}
+
+// Counts returns what the engine has counted up to its last call.
+func (e *Engine) Counts() Counts { return e.counts }
+
+// Usage returns how many blocks of the cache sequences have, of how many: 0 of 0
+// without a cache.
+func (e *Engine) Usage() (used, of int) {
+	if e.cache == nil {
+		return 0, 0
+	}
+	return e.cache.usage()
+}
+
+// Slow makes all that begins from the time at on take so many times as long as an
+// engine takes that is not throttled: 1 is none, and what a later call says stands.
+func (e *Engine) Slow(by float64, at time.Duration) {
+	e.brake()
+	e.slow, e.slowAt = by, at
+}
+
+// brake lets the throttle of the present moment stand.
+func (e *Engine) brake() {
+	if e.slow != 0 && e.now >= e.slowAt {
+		e.by, e.slow = e.slow, 0
+	}
+}
+
+// paced returns how long takes what an engine that is not throttled does in d.
+func (e *Engine) paced(d time.Duration) time.Duration {
+	if e.by == 0 {
+		return d
+	}
+	return time.Duration(float64(d) * e.by)
 }
 
 // NewEngine returns an idle engine without a cache. maxSequences must be at
@@ -203,8 +264,9 @@ func (e *Engine) Fits(tokens int) bool {
 // nothing else to do.
 func (e *Engine) Arrive(s *Sequence, t time.Duration) {
 	e.Advance(t)
+	e.brake()
 	e.serial++
-	s.serial, s.perToken, s.state = e.serial, s.slowed(e.latency.PerToken), waiting
+	s.serial, s.perToken, s.state = e.serial, s.slowed(e.paced(e.latency.PerToken)), Waiting
 	e.waiting = append(e.waiting, s)
 	e.Advance(t)
 }
@@ -214,18 +276,18 @@ func (e *Engine) Arrive(s *Sequence, t time.Duration) {
 func (e *Engine) Depart(s *Sequence, t time.Duration) {
 	e.Advance(t)
 	switch s.state {
-	case waiting:
+	case Waiting:
 		if i := slices.Index(e.waiting, s); i >= 0 {
 			e.waiting = slices.Delete(e.waiting, i, i+1)
 			if i == 0 {
 				e.stuck = false
 			}
 		}
-	case running:
+	case Prefilling, Decoding:
 		e.stop(s, false)
 		e.collect()
 	}
-	s.state = ended
+	s.state = Ended
 	e.Advance(t)
 }
 
@@ -309,7 +371,7 @@ func (e *Engine) passOn() {
 }
 
 // Told returns what the cache has told of itself since it was last called.
-func (e *Engine) Told() []change {
+func (e *Engine) Told() []Change {
 	told := e.told
 	e.told = nil
 	return told
@@ -328,8 +390,9 @@ func (e *Engine) Reset() bool {
 // never is later than any time.
 const never = time.Duration(1<<63 - 1)
 
-// Changed appends the sequences that have started, been preempted or ended
-// since it was last called.
+// Changed appends the sequences that have started, have their first token, were
+// preempted or have ended since it was last called, perhaps more than once. One
+// whose first token is its last is not told of before it has ended.
 func (e *Engine) Changed(dst []*Sequence) []*Sequence {
 	dst = append(dst, e.changed...)
 	clear(e.changed)
@@ -342,6 +405,7 @@ func (e *Engine) Changed(dst []*Sequence) []*Sequence {
 func (e *Engine) admit() {
 	batch := len(e.running)
 	end := e.now
+	e.brake()
 	for len(e.waiting) > 0 && len(e.running) < e.maxSequences {
 		s := e.waiting[0]
 		uncached, cached := s.Uncached, s.Cached
@@ -360,13 +424,14 @@ func (e *Engine) admit() {
 		if s.from == 0 {
 			s.Start = e.now
 			if !s.NoRead {
-				e.queried, e.hit = e.queried+s.prompt(), e.hit+s.Cached
+				e.counts.Queried += s.prompt()
+				e.counts.Hit += s.Cached
 			}
 		}
 		e.waiting = slices.Delete(e.waiting, 0, 1)
 		e.running = append(e.running, s)
-		end += s.slowed(e.latency.Prefill(uncached, cached))
-		s.at, s.state, s.next = end, running, s.from
+		end += s.slowed(e.paced(e.latency.Prefill(uncached, cached)))
+		s.at, s.state, s.next = end, Prefilling, s.from
 		e.changed = append(e.changed, s)
 		if !e.batches {
 			break
@@ -390,7 +455,7 @@ func (e *Engine) admit() {
 // after it with which something changes.
 func (e *Engine) schedule(s *Sequence) {
 	last := s.Output - 1
-	if e.cache == nil {
+	if e.cache == nil && s.next > s.from {
 		s.next = last
 	}
 	// Token next is computed when it is ready. Something changes if a block
@@ -412,6 +477,12 @@ func (e *Engine) step(s *Sequence) {
 	if e.cache != nil && s.next == s.from {
 		e.cache.prefilled(s, tokens)
 		e.stuck = false
+	}
+	if s.next == s.from {
+		s.state = Decoding
+		if s.next < s.Output-1 {
+			e.changed = append(e.changed, s)
+		}
 	}
 	if s.next == s.Output-1 {
 		e.stop(s, true)
@@ -460,11 +531,11 @@ func (e *Engine) victim() *Sequence {
 
 // preempt sends a running sequence back to the queue's beginning.
 func (e *Engine) preempt(s *Sequence) {
-	e.preempted++
+	e.counts.Preempted++
 	made := min(s.made(e.now), s.Output-1)
 	e.leave(s)
 	e.cache.release(s, s.prompt()+made, true)
-	s.from, s.state = made, waiting
+	s.from, s.state = made, Waiting
 	e.waiting = slices.Insert(e.waiting, 0, s)
 	// Nobody starts in the step that preempts.
 	e.hold, e.stuck = e.now+e.latency.PerToken, false
@@ -485,7 +556,7 @@ func (e *Engine) stop(s *Sequence, whole bool) {
 		// The last token is known but has not been computed.
 		e.cache.release(s, s.prompt()+max(0, made-1), drop)
 	}
-	s.state = ended
+	s.state = Ended
 	e.stuck = false
 	e.changed = append(e.changed, s)
 }

@@ -20,7 +20,7 @@ func TestEngine(t *testing.T) {
 	datadriven.Walk(t, "testdata/engine", func(t *testing.T, path string) {
 		var e *Engine
 		sequences := map[string]*Sequence{}
-		names := map[blockName]string{}
+		names := map[BlockName]string{}
 		show := func(s *Sequence) string {
 			name := "?"
 			for n, other := range sequences {
@@ -33,11 +33,11 @@ func TestEngine(t *testing.T) {
 				cached = fmt.Sprintf("%d cached, ", s.Cached)
 			}
 			switch {
-			case s.state == running && s.from > 0:
+			case s.State() == Prefilling && s.from > 0:
 				return fmt.Sprintf("%s: %stoken %d at %v, end %v\n", name, cached, s.from, s.at, s.End)
-			case s.state == running:
+			case s.State() == Prefilling:
 				return fmt.Sprintf("%s: %sstart %v, first %v, end %v\n", name, cached, s.Start, s.First, s.End)
-			case s.state == ended:
+			case s.state == Ended:
 				return name + ": ended\n"
 			}
 			return fmt.Sprintf("%s: waits, %d made\n", name, s.from)
@@ -63,7 +63,9 @@ func TestEngine(t *testing.T) {
 				e.Advance(next)
 				out := ""
 				for _, s := range e.Changed(nil) {
-					out += show(s)
+					if s.State() != Decoding { // the first token's time is known
+						out += show(s)
+					}
 				}
 				if out += told(); out != "" {
 					fmt.Fprintf(&b, "%v\n%s", next, out)
@@ -136,7 +138,9 @@ func TestEngine(t *testing.T) {
 					changed = append(changed, s)
 				}
 				for _, c := range changed {
-					out += show(c)
+					if c.State() != Decoding {
+						out += show(c)
+					}
 				}
 				return out + told()
 			case "depart":
@@ -186,41 +190,41 @@ func letters(text string) []uint32 {
 }
 
 // describe writes a change with short names for blocks, made up as they come.
-func describe(c *change, names map[blockName]string) string {
-	short := func(n blockName) string {
+func describe(c *Change, names map[BlockName]string) string {
+	short := func(n BlockName) string {
 		if names[n] == "" {
 			names[n] = strconv.Itoa(len(names))
 		}
 		return names[n]
 	}
 	var list []string
-	for _, n := range c.names {
+	for _, n := range c.Names {
 		list = append(list, short(n))
 	}
 	out := strings.Join(list, ",")
-	switch c.kind {
+	switch c.Kind {
 	case kvevent.Stored:
 		text := ""
-		for _, id := range c.tokens {
+		for _, id := range c.Tokens {
 			text += string(rune(id))
 		}
 		out = "stored " + out + " " + text
-		if c.hasParent {
-			out += " after " + short(c.parent)
+		if c.HasParent {
+			out += " after " + short(c.Parent)
 		}
-		if c.adapter != "" {
-			out += " adapter " + c.adapter
+		if c.Adapter != "" {
+			out += " adapter " + c.Adapter
 		}
-		if c.salt != "" {
-			out += " salt " + c.salt
+		if c.Salt != "" {
+			out += " salt " + c.Salt
 		}
 	case kvevent.Removed:
 		out = "removed " + out
 	case kvevent.Cleared:
 		return "cleared"
 	}
-	if c.medium != mediumGPU {
-		out += " on " + c.medium
+	if c.Medium != mediumGPU {
+		out += " on " + c.Medium
 	}
 	return out
 }
@@ -253,11 +257,11 @@ func TestEngineAgainstModel(t *testing.T) {
 			starts := model.run(now)
 			busy, queued := 0, 0
 			for _, s := range live {
-				if started := starts[s] <= now; started != (s.state != waiting) || started && s.Start != starts[s] {
+				if started := starts[s] <= now; started != (s.state != Waiting) || started && s.Start != starts[s] {
 					t.Fatalf("seed %d step %d at %v: start %v, state %v, model %v", seed, step, now, s.Start, s.state, starts[s])
 				}
 				switch {
-				case s.state == waiting:
+				case s.state == Waiting:
 					queued++
 				case s.First != s.Start+latency.Prefill(s.Uncached, s.Cached):
 					t.Fatalf("seed %d step %d: first %v does not follow from start %v", seed, step, s.First, s.Start)

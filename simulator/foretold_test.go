@@ -101,11 +101,11 @@ func (f foretelling) run(t *testing.T, requests int, seed uint64) (sum foretold)
 		after(lag, func() { engine.Arrive(s, now) })
 		answered := !f.stream
 		running = append(running, func() bool {
-			if !answered && s.state != waiting && now >= s.First {
+			if !answered && s.state != Waiting && now >= s.First {
 				answered = true
 				after(lag, func() { known.Prefilled(claim, clock()) })
 			}
-			if s.state != ended {
+			if s.state != Ended {
 				return false
 			}
 			after(lag, func() {
@@ -163,15 +163,15 @@ func (f foretelling) run(t *testing.T, requests int, seed uint64) (sum foretold)
 }
 
 // eventsOf are changes as the agent decodes them.
-func eventsOf(changes []change, block int) (events []kvevent.Event) {
-	name := func(n blockName) uint64 { return binary.BigEndian.Uint64(n[:]) }
+func eventsOf(changes []Change, block int) (events []kvevent.Event) {
+	name := func(n BlockName) uint64 { return binary.BigEndian.Uint64(n[:]) }
 	for _, c := range changes {
-		e := kvevent.Event{Kind: c.kind, AdapterID: -1, Group: -1, Parent: name(c.parent), HasParent: c.hasParent}
-		for _, n := range c.names {
+		e := kvevent.Event{Kind: c.Kind, AdapterID: -1, Group: -1, Parent: name(c.Parent), HasParent: c.HasParent}
+		for _, n := range c.Names {
 			e.Hashes = append(e.Hashes, name(n))
 		}
-		if c.kind == kvevent.Stored {
-			e.Tokens, e.BlockSize = c.tokens, block
+		if c.Kind == kvevent.Stored {
+			e.Tokens, e.BlockSize = c.Tokens, block
 		}
 		events = append(events, e)
 	}

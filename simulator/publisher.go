@@ -117,7 +117,7 @@ type publisher struct {
 }
 
 type toldBatch struct {
-	changes []change
+	changes []Change
 	at      time.Time
 }
 
@@ -184,7 +184,7 @@ func (p *publisher) wake() {
 }
 
 // publish takes the changes of one step. It waits for nobody.
-func (p *publisher) publish(changes []change, at time.Time) {
+func (p *publisher) publish(changes []Change, at time.Time) {
 	p.queueMu.Lock()
 	p.queue = append(p.queue, toldBatch{changes, at})
 	p.taken++
@@ -274,22 +274,22 @@ func (p *publisher) send(b toldBatch) {
 }
 
 // encode returns the payload of a batch.
-func (p *publisher) encode(changes []change, at time.Time) []byte {
+func (p *publisher) encode(changes []Change, at time.Time) []byte {
 	b := kvevent.Batch{Time: float64(at.UnixMicro()) / 1e6, Rank: p.rank, Publisher: p.id, Events: make([]kvevent.Event, 0, len(changes))}
 	for i := range changes {
 		c := &changes[i]
-		e := kvevent.Event{Kind: c.kind, Parent: p.number(&c.parent), HasParent: c.hasParent, Medium: strings.ToLower(c.medium), AdapterID: -1, Group: -1}
-		for k := range c.names {
-			e.Hashes = append(e.Hashes, p.number(&c.names[k]))
+		e := kvevent.Event{Kind: c.Kind, Parent: p.number(&c.Parent), HasParent: c.HasParent, Medium: strings.ToLower(c.Medium), AdapterID: -1, Group: -1}
+		for k := range c.Names {
+			e.Hashes = append(e.Hashes, p.number(&c.Names[k]))
 		}
-		if c.kind == kvevent.Stored {
-			e.Tokens, e.BlockSize, e.Salt = c.tokens, p.size, c.salt
+		if c.Kind == kvevent.Stored {
+			e.Tokens, e.BlockSize, e.Salt = c.Tokens, p.size, c.Salt
 		}
-		if !p.sglang && c.kind != kvevent.Cleared {
+		if !p.sglang && c.Kind != kvevent.Cleared {
 			e.Group = 0
-			if c.kind == kvevent.Stored {
-				e.Spec, e.Adapter = "full_attention", c.adapter
-				if c.adapter != "" {
+			if c.Kind == kvevent.Stored {
+				e.Spec, e.Adapter = "full_attention", c.Adapter
+				if c.Adapter != "" {
 					e.AdapterID = 1
 				}
 			}
@@ -298,14 +298,14 @@ func (p *publisher) encode(changes []change, at time.Time) []byte {
 	}
 	hashBytes := 0
 	if p.cfg.ByteHashes {
-		hashBytes = len(blockName{})
+		hashBytes = len(BlockName{})
 	}
 	return kvevent.AppendBatch(nil, p.form, hashBytes, &b)
 }
 
 // number returns a block's name as events have it: vLLM tells the end of its
 // digest, SGLang the beginning.
-func (p *publisher) number(n *blockName) uint64 {
+func (p *publisher) number(n *BlockName) uint64 {
 	if p.sglang {
 		return binary.BigEndian.Uint64(n[:])
 	}
@@ -376,17 +376,17 @@ type held map[heldKey]*heldBlock
 
 type heldKey struct {
 	medium string
-	name   blockName
+	name   BlockName
 }
 
 // heldBlock is one block: the change that told it, alone, and how often.
 type heldBlock struct {
-	change
+	Change
 	times int
 }
 
-func (h held) apply(c *change) {
-	switch c.kind {
+func (h held) apply(c *Change) {
+	switch c.Kind {
 	case kvevent.Cleared:
 		for key := range h {
 			if key.medium == mediumGPU {
@@ -394,8 +394,8 @@ func (h held) apply(c *change) {
 			}
 		}
 	case kvevent.Removed:
-		for _, name := range c.names {
-			key := heldKey{c.medium, name}
+		for _, name := range c.Names {
+			key := heldKey{c.Medium, name}
 			if b := h[key]; b != nil {
 				if b.times--; b.times == 0 {
 					delete(h, key)
@@ -403,15 +403,15 @@ func (h held) apply(c *change) {
 			}
 		}
 	case kvevent.Stored:
-		block := len(c.tokens) / len(c.names)
-		for i, name := range c.names {
-			key := heldKey{c.medium, name}
+		block := len(c.Tokens) / len(c.Names)
+		for i, name := range c.Names {
+			key := heldKey{c.Medium, name}
 			b := h[key]
 			if b == nil {
-				b = &heldBlock{change: *c}
-				b.names, b.tokens = c.names[i:i+1], c.tokens[i*block:(i+1)*block]
+				b = &heldBlock{Change: *c}
+				b.Names, b.Tokens = c.Names[i:i+1], c.Tokens[i*block:(i+1)*block]
 				if i > 0 {
-					b.parent, b.hasParent = c.names[i-1], true
+					b.Parent, b.HasParent = c.Names[i-1], true
 				}
 				h[key] = b
 			}
@@ -421,22 +421,22 @@ func (h held) apply(c *change) {
 }
 
 // changes returns what tells all of it to one who knows nothing, parents first.
-func (h held) changes() []change {
-	var out []change
+func (h held) changes() []Change {
+	var out []Change
 	told := map[heldKey]bool{}
 	for key := range h {
 		var chain []*heldBlock
 		for b := h[key]; b != nil && !told[key]; b = h[key] {
 			chain = append(chain, b)
 			told[key] = true
-			if !b.hasParent {
+			if !b.HasParent {
 				break
 			}
-			key.name = b.parent
+			key.name = b.Parent
 		}
 		for _, b := range slices.Backward(chain) {
 			for range b.times {
-				out = append(out, b.change)
+				out = append(out, b.Change)
 			}
 		}
 	}

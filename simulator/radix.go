@@ -26,7 +26,7 @@ type radixCache struct {
 	hostFree              int
 	clock                 uint64
 	told                  bool
-	changed               []change
+	changed               []Change
 }
 
 type radixSpace struct{ adapter, salt string }
@@ -35,8 +35,8 @@ type radixSpace struct{ adapter, salt string }
 // no pages.
 type radixNode struct {
 	parent   *radixNode
-	children map[blockName]*radixNode // by the name of their first page
-	names    []blockName
+	children map[BlockName]*radixNode // by the name of their first page
+	names    []BlockName
 	tokens   []uint32
 	space    radixSpace
 	// users are the sequences that end in it or below.
@@ -60,7 +60,7 @@ func (c *radixCache) clear() {
 	c.roots = map[radixSpace]*radixNode{}
 	c.free, c.locked, c.resting = c.free+c.resting, 0, 0
 	if c.told {
-		c.changed = append(c.changed, change{kind: kvevent.Cleared})
+		c.changed = append(c.changed, Change{Kind: kvevent.Cleared})
 	}
 }
 
@@ -71,12 +71,12 @@ func (c *radixCache) root(s *Sequence) *radixNode {
 	if r := c.roots[space]; r != nil {
 		return r
 	}
-	return &radixNode{children: map[blockName]*radixNode{}, space: space, gpu: true}
+	return &radixNode{children: map[BlockName]*radixNode{}, space: space, gpu: true}
 }
 
 // find returns the node that ends with the longest prefix of names in the
 // tree, and how many pages that has. It splits a node that goes on beyond.
-func (c *radixCache) find(n *radixNode, names []blockName) (*radixNode, int) {
+func (c *radixCache) find(n *radixNode, names []BlockName) (*radixNode, int) {
 	c.clock++
 	stamp, pages := c.clock, 0
 	n.used = stamp
@@ -106,7 +106,7 @@ func (c *radixCache) split(n *radixNode, pages int) *radixNode {
 	top := &radixNode{parent: n.parent, names: n.names[:pages:pages], tokens: n.tokens[: pages*c.naming.block : pages*c.naming.block],
 		space: n.space, users: n.users, used: c.clock, gpu: n.gpu, host: n.host}
 	n.names, n.tokens, n.parent = n.names[pages:], n.tokens[pages*c.naming.block:], top
-	top.children = map[blockName]*radixNode{n.names[0]: n}
+	top.children = map[BlockName]*radixNode{n.names[0]: n}
 	top.parent.children[top.names[0]] = top
 	return top
 }
@@ -284,7 +284,7 @@ func (c *radixCache) insert(s *Sequence, tokens int) {
 	}
 	c.free += twice
 	if full > there {
-		child := &radixNode{parent: node, children: map[blockName]*radixNode{}, names: slices.Clone(s.names[there:full]),
+		child := &radixNode{parent: node, children: map[BlockName]*radixNode{}, names: slices.Clone(s.names[there:full]),
 			tokens: s.appendTokens(nil, there*c.naming.block, full*c.naming.block), space: node.space, used: c.clock, gpu: true}
 		node.children[child.names[0]] = child
 		if node.parent == nil {
@@ -379,23 +379,23 @@ func (c *radixCache) tell(n *radixNode, medium string, kind kvevent.Kind) {
 		return
 	}
 	if kind == kvevent.Removed {
-		c.changed = append(c.changed, change{kind: kind, names: n.names, medium: medium})
+		c.changed = append(c.changed, Change{Kind: kind, Names: n.names, Medium: medium})
 		return
 	}
-	var parent blockName
+	var parent BlockName
 	if len(n.parent.names) > 0 {
 		parent = n.parent.names[len(n.parent.names)-1]
 	}
 	hasParent := len(n.parent.names) > 0
 	for from := 0; from < len(n.names); from += mostPages {
 		to := min(from+mostPages, len(n.names))
-		c.changed = append(c.changed, change{kind: kind, names: n.names[from:to], parent: parent, hasParent: hasParent,
-			tokens: n.tokens[from*c.naming.block : to*c.naming.block], medium: medium, adapter: n.space.adapter, salt: n.space.salt})
+		c.changed = append(c.changed, Change{Kind: kind, Names: n.names[from:to], Parent: parent, HasParent: hasParent,
+			Tokens: n.tokens[from*c.naming.block : to*c.naming.block], Medium: medium, Adapter: n.space.adapter, Salt: n.space.salt})
 		parent, hasParent = n.names[to-1], true
 	}
 }
 
-func (c *radixCache) take() []change {
+func (c *radixCache) take() []Change {
 	changed := c.changed
 	c.changed = nil
 	return changed

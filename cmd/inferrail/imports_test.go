@@ -35,7 +35,7 @@ var testsMayImport = map[string][]string{
 	"agent": {"simulator", "simulator/workload"},
 	"proxy": {"simulator"},
 	"bpf":   {"simulator", "proxy"},
-	"cmd":   {"bpf"},
+	"cmd":   {"bpf", "policy"},
 }
 
 // onlyIn states which folders may import packages of others, by the beginning

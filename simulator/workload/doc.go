@@ -18,6 +18,7 @@
 //	selection.go  a workload made faster, shorter, thinner
 //	record.go     Record: how one request was served
 //	summary.go    Summary, Comparison: what many records say
+//	curves.go     Curves: what charts draw of them
 //
 // A prompt is made of parts, each a text of so many tokens that is the same wherever
 // its number is. So what two prompts share is what they begin with in equal parts, and

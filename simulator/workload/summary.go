@@ -48,6 +48,9 @@ type Summary struct {
 	// package virtual, 0 where it was not asked.
 	HitRate float64 `json:"hit_rate"`
 	Ceiling float64 `json:"ceiling,omitzero"`
+	// EngineHitRate is the hit rate by the engines' own counters, which know of warm-up
+	// and of failed requests too; 0 where they were not asked.
+	EngineHitRate float64 `json:"engine_hit_rate,omitzero"`
 	// Hotspot is the work of the busiest replica over the mean of all: tokens that
 	// were not cached.
 	Hotspot float64 `json:"hotspot"`
@@ -64,6 +67,12 @@ type Summary struct {
 	Replicas []int `json:"replicas"`
 	// Failures counts those that failed or were refused by why.
 	Failures map[string]int `json:"failures,omitempty"`
+	// Doubts are why its figures should not be relied on, such as a machine that was
+	// too slow for the load.
+	Doubts []string `json:"doubts,omitempty"`
+	// Curves are for charts, nil where nobody has made them. A median has those of one
+	// of its runs.
+	Curves *Curves `json:"curves,omitempty"`
 	// Spread is set of the medians of several runs.
 	Spread Spread `json:"spread,omitzero"`
 }
@@ -94,13 +103,24 @@ type Comparison struct {
 	// Runs are the medians over the seeds, one for each policy, and All every run.
 	Runs []Summary `json:"runs"`
 	All  []Summary `json:"all,omitempty"`
-	// Bound is what no policy can be better than: every replica holds all that was
-	// ever computed, and the earliest that is free serves.
+	// Bound is what policies are measured by: every replica holds all that was ever
+	// computed, and the earliest that is free serves.
 	Bound *Summary `json:"bound,omitempty"`
+	// Least is the mean time to first token, in milliseconds, that is proven to be the
+	// least of all, where Bound is a mark to measure by; 0 where it was not asked.
+	Least float64 `json:"least_ttft,omitzero"`
 	// Infinite is the hit rate of a cache that never forgets.
 	Infinite float64 `json:"infinite_hit_rate,omitzero"`
 	// Capacity is the highest rate at which each policy keeps the limits.
 	Capacity []Capacity `json:"capacity,omitempty"`
+	// Marks are what was done to the engines while they served, for charts.
+	Marks []Mark `json:"marks,omitempty"`
+}
+
+// Mark is something that happens in a run at a time, such as "replica 2 is 8x slower".
+type Mark struct {
+	Seconds float64 `json:"seconds"`
+	What    string  `json:"what"`
 }
 
 // Capacity is how much a fleet can serve under one policy.
@@ -268,9 +288,9 @@ func median(values []float64) float64 {
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// Medians returns for each policy, in the order of their first runs, the medians of its
-// runs, each measure by itself, and how far they are apart.
-func Medians(runs []Summary) []Summary {
+// MediansByPolicy returns for each policy, in the order of their first runs, the Medians
+// of its runs.
+func MediansByPolicy(runs []Summary) []Summary {
 	var policies []string
 	by := map[string][]Summary{}
 	for _, s := range runs {
@@ -281,13 +301,14 @@ func Medians(runs []Summary) []Summary {
 	}
 	var out []Summary
 	for _, p := range policies {
-		out = append(out, medians(by[p]))
+		out = append(out, Medians(by[p]))
 	}
 	return out
 }
 
-// medians is of the runs of one policy.
-func medians(runs []Summary) Summary {
+// Medians returns the medians of at least one run of a policy, each measure by itself,
+// and how far they are apart. Doubts are those of any run.
+func Medians(runs []Summary) Summary {
 	out := Summary{Policy: runs[0].Policy}
 	all := make([]float64, len(runs))
 	middle := func(of func(*Summary) float64) float64 {
@@ -309,6 +330,11 @@ func medians(runs []Summary) Summary {
 		}
 		for w := range runs[i].Failures {
 			why[w] = 0
+		}
+		for _, doubt := range runs[i].Doubts {
+			if !slices.Contains(out.Doubts, doubt) {
+				out.Doubts = append(out.Doubts, doubt)
+			}
 		}
 	}
 	for k := range out.Replicas {
@@ -339,7 +365,7 @@ func medians(runs []Summary) Summary {
 
 // measures are all that are numbers.
 func (s *Summary) measures() []*float64 {
-	list := []*float64{&s.Seconds, &s.Rate, &s.HitRate, &s.Ceiling, &s.Hotspot, &s.Goodput, &s.Good, &s.Prediction, &s.PredictionError}
+	list := []*float64{&s.Seconds, &s.Rate, &s.HitRate, &s.EngineHitRate, &s.Ceiling, &s.Hotspot, &s.Goodput, &s.Good, &s.Prediction, &s.PredictionError}
 	for _, q := range []*Quantiles{&s.TTFT, &s.TPOT, &s.ITL, &s.E2E, &s.Lag} {
 		list = append(list, &q.Mean, &q.P50, &q.P90, &q.P99, &q.Max)
 	}
