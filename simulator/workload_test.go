@@ -1,7 +1,9 @@
 package simulator
 
 import (
+	"bytes"
 	"encoding/json"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -77,6 +79,40 @@ func TestWorkload(t *testing.T) {
 				t.Errorf("%s, request %d: %d tokens were cached, %d are shared", w.Name, i, a.Usage.Details.Cached, cached)
 			}
 			served = append(served, append(prompt, said[:len(said)-1]...))
+		}
+	}
+}
+
+// A text that is read from a file has as many tokens as this model has of it.
+func TestWorkloadOfTexts(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	pieces := []string{"a", "Z", "7", " ", "\n", "\t", ".", "_", "-", "\x00", "\x7f", "é", "日", "🙂", "\u2028", "word", "internationalisation", "\\", "\"", "<|", "\u00ad", "ß"}
+	var list []map[string]any
+	var want []int
+	for range 2000 {
+		var b strings.Builder
+		for range 1 + r.IntN(40) {
+			b.WriteString(pieces[r.IntN(len(pieces))])
+		}
+		text := b.String()
+		list = append(list, map[string]any{"conversations": []map[string]string{{"from": "human", "value": text}, {"from": "gpt", "value": "x"}}})
+		want = append(want, countTokens(text))
+	}
+	text, err := json.Marshal(list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := workload.ReadOptions{Rate: 1}.Parse(bytes.NewReader(text), "texts")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(w.Requests) != len(want) {
+		t.Fatalf("%d requests of %d", len(w.Requests), len(want))
+	}
+	// All begin anew, so that they are in the order of the file.
+	for i, r := range w.Requests {
+		if r.Parts[0].Tokens != want[i] {
+			t.Errorf("%s: %d tokens are read, %d are counted", list[i], r.Parts[0].Tokens, want[i])
 		}
 	}
 }

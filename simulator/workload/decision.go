@@ -86,7 +86,7 @@ func (o ReadOptions) readDecisions(r *bufio.Reader) (*Workload, error) {
 		for _, m := range slices.Sorted(maps.Keys(models)) {
 			list = append(list, fmt.Sprintf("%q (%d requests)", m, models[m]))
 		}
-		return nil, fmt.Errorf("a workload is of one model; say which of these: %s", strings.Join(list, ", "))
+		return nil, fmt.Errorf("a workload is of one model; say with --trace-model which of these: %s", strings.Join(list, ", "))
 	}
 	ratio := 1.0
 	if estimated > 0 {

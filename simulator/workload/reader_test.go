@@ -80,7 +80,7 @@ func TestParse(t *testing.T) {
 	f(`{"conversations":[{"from":"human","value":"Hello"},{"from":"gpt","value":"Yes?"}]}`+"\n", "")
 	const decision = `{"model":"m","prompt_tokens":1200,"prompt":{"arrived":"2026-01-02T03:04:05Z","session":"ab","every":512,"hashes":["00000000000000ff","ffffffffffffffff"]},"outcome":{"output_tokens":7,"prompt_tokens":null}}` + "\n"
 	f(decision, "")
-	f(decision+strings.Replace(decision, `"m"`, `"other"`, 1), `a workload is of one model; say which of these: "m" (1 requests), "other" (1 requests)`)
+	f(decision+strings.Replace(decision, `"m"`, `"other"`, 1), `a workload is of one model; say with --trace-model which of these: "m" (1 requests), "other" (1 requests)`)
 	f(strings.Replace(decision, "00ff", "00fg", 1), `line 1: the hash "00000000000000fg" is no number`)
 	f(strings.Replace(decision, `"every":512`, `"every":0`, 1), "line 1: prompt.every is 0")
 	f(`{"model":"m","prompt_tokens":1200,"outcome":{}}`, "line 1: the decision has no hashes")
@@ -220,7 +220,7 @@ func TestReadDecisions(t *testing.T) {
 	if err != nil || len(w.Requests) != 3 || w.Requests[0].Session != 1 {
 		t.Errorf("%v: %+v", err, w)
 	}
-	if _, err := (ReadOptions{Model: "none"}).Parse(strings.NewReader(several), "f"); err == nil || !strings.Contains(err.Error(), `say which of these: "m" (4 requests), "other" (1 requests)`) {
+	if _, err := (ReadOptions{Model: "none"}).Parse(strings.NewReader(several), "f"); err == nil || !strings.Contains(err.Error(), `say with --trace-model which of these: "m" (4 requests), "other" (1 requests)`) {
 		t.Error(err)
 	}
 }
