@@ -116,3 +116,34 @@ func TestWorkloadOfTexts(t *testing.T) {
 		}
 	}
 }
+
+// Whoever's API an engine has, it takes the bodies, counts the same tokens and says as
+// many as it is asked to.
+func TestWorkloadOfEngines(t *testing.T) {
+	for _, engine := range engines {
+		s, c := start(t, Config{ZeroLatency: true, Engine: engine, EnablePromptTokensDetails: true}), client(t)
+		for _, name := range []string{"system-prompts", "chat", "agents"} {
+			w, err := workload.Generate(workload.Options{Name: name, Seed: 7, Requests: 20, Rate: 50, Output: 20})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := range w.Requests {
+				r := &w.Requests[i]
+				res := post(t, c, s, r.Path(), string(workload.AppendBody(nil, r, workload.BodyOptions{Model: "sim", Index: i, Exact: true, Say: true})))
+				text := readAll(t, res)
+				var a struct {
+					Usage struct {
+						Prompt     int `json:"prompt_tokens"`
+						Completion int `json:"completion_tokens"`
+					} `json:"usage"`
+				}
+				if err := json.Unmarshal(text, &a); err != nil || res.StatusCode != 200 {
+					t.Fatalf("%s, %s, request %d: %s", engine, name, i, text)
+				}
+				if a.Usage.Prompt != r.Input() || a.Usage.Completion != r.Output {
+					t.Fatalf("%s, %s, request %d: %+v, want %d and %d", engine, name, i, a.Usage, r.Input(), r.Output)
+				}
+			}
+		}
+	}
+}
