@@ -30,6 +30,8 @@ type simulateCommand struct {
 	Engine   string   `name:"engine" enum:"vllm,sglang,tgi,llamacpp,ollama" default:"vllm" help:"Whose cache and batching engines have: vllm, sglang, tgi, llamacpp or ollama."`
 	Profile  []string `name:"profile" placeholder:"NAME[=N]" help:"GPU and model of the engines; repeatable with how many there are of each (h100-llama-8b=4)."`
 
+	TraceModel string `name:"trace-model" placeholder:"NAME" help:"Whose requests of a decision log, where it has those of several models."`
+
 	Blocks    int `name:"blocks" default:"0" help:"Blocks of each engine's KV cache; 0 is as many as the profile has room for."`
 	BlockSize int `name:"block-size" default:"0" help:"Tokens of a block; 0 is what the trace tells of, or else what the profile has."`
 
@@ -253,7 +255,7 @@ func (c *simulateCommand) requests(p *virtual.Plan) error {
 		}
 		return nil
 	}
-	options := workload.ReadOptions{Rate: c.Rate, Seed: c.Seed[0]}
+	options := workload.ReadOptions{Rate: c.Rate, Seed: c.Seed[0], Model: c.TraceModel}
 	w, err := options.Read(c.Trace)
 	if err != nil {
 		return err
