@@ -280,7 +280,7 @@ func (c *Contest) conclude(comparison *workload.Comparison, rivals []rival, runs
 	doubtful := false
 	for _, r := range rivals {
 		if of := runs[r.name]; len(of) > 0 {
-			comparison.Runs = append(comparison.Runs, workload.Medians(of)...)
+			comparison.Runs = append(comparison.Runs, workload.Medians(of))
 			comparison.All = append(comparison.All, of...)
 			doubtful = doubtful || len(comparison.Runs[len(comparison.Runs)-1].Doubts) > 0
 		}

@@ -33,9 +33,12 @@ type answer struct {
 	events int
 	// eventEnd is what ends each event of a stream, once the head is made.
 	eventEnd []byte
-	// arrived is when the engine got the request, and over when an answer
-	// that is not streamed was all there, in the engine's time.
-	arrived, over time.Duration
+	// arrived is when the server got the request, in the engine's time, clock
+	// when the part that is written next was made.
+	arrived, clock time.Duration
+	// interim is when a stream says something even without a token, 0 is never.
+	// The dialect sets it.
+	interim time.Duration
 }
 
 // choice is one generation of an answer, or one prompt that is pooled.
@@ -61,8 +64,11 @@ type choice struct {
 	planned   bool
 	from      int
 	at, wrote time.Duration
-	// began is when the engine first took it up, read with the plan.
-	began time.Duration
+	// began is when its prefill did, computed when its first token was ready, as
+	// last read.
+	began, computed time.Duration
+	// slot is that of llama.cpp which it has, as last read.
+	slot int
 }
 
 // created is how many tokens of the prompt have come into the cache.
@@ -86,7 +92,7 @@ func newAnswer(cfg *Config, r *request, id string, created int64) *answer {
 			if r.tokenIDs {
 				c.prompt = p.ids()
 			}
-			c.seq = Sequence{Prompt: ids, Uncached: p.tokens, Output: r.output, Slow: r.faults.Slow, Adapter: r.adapter, NoRead: r.pooled != nil}
+			c.seq = Sequence{Prompt: ids, Uncached: p.tokens, Output: r.output, Slow: r.faults.Slow, Adapter: r.adapter, NoRead: r.pooled != nil || r.noRead}
 			if r.salt != nil {
 				c.seq.Salt = *r.salt
 			}

@@ -20,7 +20,8 @@ type Config struct {
 	ServedModelName []string `yaml:"served_model_name" name:"served-model-name" default:"sim" help:"Name of the model, repeatable for aliases."`
 	// MaxModelLen is by default what the KV cache has room for, at most 32768.
 	MaxModelLen int `yaml:"max_model_len" name:"max-model-len" default:"0" help:"Most tokens of a prompt and its answer; 0 is what the KV cache has room for, at most 32768."`
-	MaxNumSeqs  int `yaml:"max_num_seqs" name:"max-num-seqs" default:"256" help:"Most sequences that run at the same time; others wait."`
+	// MaxNumSeqs is by default 256; of llama.cpp, whose slots they are, 4; of Ollama 1.
+	MaxNumSeqs int `yaml:"max_num_seqs" name:"max-num-seqs" aliases:"parallel" default:"0" help:"Most sequences that run at the same time; others wait. --parallel of llama.cpp, OLLAMA_NUM_PARALLEL of Ollama. 0 is 256, of these two 4 and 1."`
 	// APIKey, when not empty, must be sent as bearer token to /v1 and /v2.
 	APIKey       string `yaml:"api_key" name:"api-key" help:"Key that requests to /v1 must carry."`
 	BlockSize    int    `yaml:"block_size" name:"block-size" default:"16" help:"Tokens of a KV cache block; --page-size of SGLang."`
@@ -45,6 +46,11 @@ type Config struct {
 	LoRAModules []string `yaml:"lora_modules" name:"lora-modules" help:"Name of a LoRA adapter, repeatable."`
 
 	KVEvents KVEvents `yaml:"kv_events" embed:"" prefix:"kv-events-"`
+	LlamaCPP LlamaCPP `yaml:"llamacpp" embed:""`
+	Ollama   Ollama   `yaml:"ollama" embed:""`
+	// LoadTime is how long llama.cpp loads its model before it serves, and Ollama
+	// before the first request that needs it is.
+	LoadTime time.Duration `yaml:"load_time" name:"load-time" default:"0s" help:"How long llama.cpp at its start, and Ollama with the first request, loads the model."`
 
 	TimeoutKeepAliveS int `yaml:"timeout_keep_alive" name:"timeout-keep-alive" default:"5" help:"Seconds until an idle connection is closed; negative is never."`
 
@@ -74,6 +80,12 @@ func (c *Config) complete() error {
 	}
 	if len(c.ServedModelName) == 0 {
 		c.ServedModelName = []string{"sim"}
+	}
+	switch c.Engine {
+	case "llamacpp":
+		setDefault(&c.MaxNumSeqs, 4)
+	case "ollama":
+		setDefault(&c.MaxNumSeqs, 1)
 	}
 	setDefault(&c.MaxNumSeqs, 256)
 	setDefault(&c.BlockSize, 16)
@@ -144,6 +156,25 @@ func (c *Config) complete() error {
 	}
 	if c.TimePerOutputToken < 0 {
 		errs = append(errs, fmt.Errorf("time-per-output-token must not be negative, got %v", c.TimePerOutputToken))
+	}
+	if c.LoadTime < 0 {
+		errs = append(errs, fmt.Errorf("load-time must not be negative, got %v", c.LoadTime))
+	}
+	if c.Engine == "llamacpp" || c.Engine == "ollama" {
+		// What they do not have must not seem to be there.
+		if c.DataParallelSize > 1 {
+			errs = append(errs, fmt.Errorf("data-parallel-size is not for the engine %s", c.Engine))
+		}
+		if c.KVEvents.Endpoint != "" {
+			errs = append(errs, fmt.Errorf("kv-events are not for the engine %s, which tells nothing of its cache", c.Engine))
+		}
+		if len(c.LoRAModules) > 0 {
+			errs = append(errs, fmt.Errorf("lora-modules are not for the engine %s", c.Engine))
+		}
+	}
+	c.Ollama.complete()
+	if err := c.Ollama.check(); err != nil {
+		errs = append(errs, err)
 	}
 	if err := c.Faults.check(); err != nil {
 		errs = append(errs, fmt.Errorf("fault: %w", err))

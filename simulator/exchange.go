@@ -30,6 +30,8 @@ type exchange struct {
 	reason string
 
 	timer *time.Timer
+	// said: something of a stream was sent.
+	said bool
 	// wake holds a token when another request's departure moved the plan of
 	// one of this exchange's sequences.
 	wake chan struct{}
@@ -72,7 +74,10 @@ func readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 // serve takes a checked request to the end of its answer.
 func (s *Server) serve(w http.ResponseWriter, r *http.Request, req *request) {
 	if !req.ownFaults {
-		req.faults = s.faults.Load().take()
+		set := s.faults.Load()
+		if req.faults = set.take(); set.Throttle != 0 {
+			s.throttle()
+		}
 	}
 	req.distort()
 	arrived := s.now()
@@ -113,13 +118,19 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, req *request) {
 	}
 	x.answer = newAnswer(&s.cfg, req, requestID(r), s.created())
 	x.arrived = arrived
-	err := error(nil)
 	if req.refused != nil {
-		err = req.refused
-	} else {
-		err = x.arrive(r.Header)
+		complete = x.refuse(req.refused)
+		return
 	}
-	if err != nil {
+	if s.face.admit != nil && req.api != plain {
+		release, err := s.face.admit(x)
+		if err != nil {
+			complete = x.refuse(err)
+			return
+		}
+		defer release()
+	}
+	if err := x.arrive(r.Header); err != nil {
 		complete = x.refuse(err)
 		return
 	}
@@ -167,16 +178,11 @@ func (x *exchange) arrive(h http.Header) error {
 			return badParameter("input_tokens", "The prompt of %d tokens and the %d that follow have no room in the KV cache.", seq.prompt(), seq.Output)
 		}
 	}
-	if full := x.s.face.full; full != nil {
-		if e := full(x.process, len(x.choices)); e != nil {
-			return e
-		}
-	}
-	x.process.admitted += len(x.choices)
 	for i := range x.choices {
 		seq := &x.choices[i].seq
 		seq.wake = x.wake
 		x.rank.engine.Arrive(seq, now)
+		x.rank.sequences, x.rank.prompted = x.rank.sequences+1, x.rank.prompted+seq.prompt()
 	}
 	x.process.settle(x.rank, now)
 	x.process.metrics.arrived(x.answer, x.rank)
@@ -188,9 +194,12 @@ func (x *exchange) depart(complete bool) {
 	x.s.mu.Lock()
 	defer x.s.mu.Unlock()
 	now := x.s.now()
-	x.process.admitted -= len(x.choices)
 	for i := range x.choices {
-		x.rank.engine.Depart(&x.choices[i].seq, now)
+		seq := &x.choices[i].seq
+		if x.req.api.generates() {
+			x.rank.generated += seq.made(now)
+		}
+		x.rank.engine.Depart(seq, now)
 	}
 	x.process.settle(x.rank, now)
 	for i := range x.choices {
@@ -202,11 +211,17 @@ func (x *exchange) depart(complete bool) {
 // sent to its end. Each event is written and flushed by itself: one chunk, and
 // at most one token.
 func (x *exchange) stream() bool {
-	x.head(x.w.Header())
-	x.w.WriteHeader(http.StatusOK)
-	if !x.req.faults.HeadWithToken && x.http.Flush() != nil {
+	if x.req.opens == withStart && !x.begun() {
 		return false
 	}
+	x.head(x.w.Header())
+	if !x.req.faults.HeadWithToken && x.req.opens != withToken {
+		x.w.WriteHeader(http.StatusOK)
+		if x.said = true; x.http.Flush() != nil {
+			return false
+		}
+	}
+	x.clock = x.s.now()
 	if !x.sendEvents(x.appendPrelude(x.buf[:0])) {
 		return false
 	}
@@ -226,6 +241,7 @@ func (x *exchange) stream() bool {
 		if i < 0 {
 			return false
 		}
+		x.clock = x.s.now()
 		if tokens == 0 && !x.sendEvents(x.appendOpening(x.buf[:0])) {
 			return false
 		}
@@ -241,6 +257,7 @@ func (x *exchange) stream() bool {
 func (x *exchange) sendEvents(events []byte) bool {
 	x.buf = events
 	for len(events) > 0 {
+		x.said = true
 		end := bytes.Index(events, x.eventEnd) + len(x.eventEnd)
 		if _, err := x.w.Write(events[:end]); err != nil || x.http.Flush() != nil {
 			return false
@@ -257,6 +274,21 @@ func (x *exchange) send(part []byte) bool {
 		return false
 	}
 	return x.http.Flush() == nil
+}
+
+// begun waits until the engine has begun with a choice, and reports false if the
+// client left before.
+func (x *exchange) begun() bool {
+	for {
+		for i := range x.choices {
+			if x.look(&x.choices[i]); x.choices[i].planned {
+				return true
+			}
+		}
+		if _, ok := x.until(false, 0); !ok {
+			return false
+		}
+	}
 }
 
 // nextToken waits until a token is ready and returns its choice, or -1 if the
@@ -306,7 +338,11 @@ func (x *exchange) look(c *choice) {
 	x.s.mu.Lock()
 	defer x.s.mu.Unlock()
 	c.from, c.at, c.cached, c.planned = c.seq.from, c.seq.at, c.seq.Cached, c.seq.state != Waiting
-	c.began = c.seq.Start
+	c.began, c.computed = c.seq.Start, c.seq.First
+	if slots := x.process.metrics.slotsOf(x.rank); slots != nil {
+		slots.follow(x.s.now())
+		c.slot = c.seq.slot
+	}
 }
 
 // until waits for the time due, if that is known. It reports ready when that
@@ -316,15 +352,26 @@ func (x *exchange) until(known bool, due time.Duration) (ready, ok bool) {
 	if x.ctx.Err() != nil {
 		return false, false
 	}
-	if d := due - x.s.now(); known && (d <= 0 || x.s.cfg.ZeroLatency) {
+	now := x.s.now()
+	if known && (due <= now || x.s.cfg.ZeroLatency) {
 		return true, true
-	} else if known {
-		x.timer.Reset(d)
-	} else {
+	}
+	// What a stream says while there is no token comes first.
+	interim := x.req.stream && x.interim != 0 && (!known || x.interim < due)
+	switch {
+	case interim:
+		x.timer.Reset(x.interim - now)
+	case known:
+		x.timer.Reset(due - now)
+	default:
 		x.timer.Stop()
 	}
 	select {
 	case <-x.timer.C:
+		if interim {
+			x.clock = x.s.now()
+			return false, x.sendEvents(x.req.dialect.appendPart(x.buf[:0], x.answer, atInterim, 0))
+		}
 		return true, true
 	case <-x.wake:
 		for i := range x.choices {
@@ -372,8 +419,8 @@ func (x *exchange) body() bool {
 		x.s.refuse(x.w, x.r, x.req.defect)
 		return false
 	}
-	x.over = x.s.now()
 	x.process.metrics.whole(x)
+	x.clock = x.s.now()
 	x.buf = x.appendPaddedBody(x.buf[:0])
 	x.head(x.w.Header())
 	if f.Break != "chunk" {

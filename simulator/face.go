@@ -26,9 +26,6 @@ type face struct {
 	// refusesInStream: what the engine itself refuses of a stream is told there,
 	// under status 200.
 	refusesInStream bool
-	// full returns the refusal of n more choices than those admitted, if there
-	// is no room for them. The server's mutex is held. nil takes all.
-	full func(p *process, n int) *apiError
 	// noRoute answers a path that there is not, or one that is there for other
 	// methods, which are named then.
 	noRoute func(w http.ResponseWriter, r *http.Request, allowed []string)
@@ -36,6 +33,12 @@ type face struct {
 	// unauthorized answers one that may not.
 	authorized   func(r *http.Request, key string) bool
 	unauthorized func(w http.ResponseWriter, r *http.Request)
+	// gate, when not nil, sees every request to the engine first, and reports
+	// whether it has answered it.
+	gate func(s *Server, w http.ResponseWriter, r *http.Request) bool
+	// admit, when not nil, holds a request back until it may go to the engine.
+	// Release is called when the engine has no part in it any more.
+	admit func(x *exchange) (release func(), err error)
 }
 
 // route adds a path for one method or several.
@@ -68,6 +71,17 @@ const (
 	atToken
 	atClosing
 	atFailure
+	// Between any two of them, when nothing else was sent until answer.interim.
+	atInterim
+)
+
+// opens is when the head of a stream is sent: the zero value is at once.
+type opens uint8
+
+const (
+	// withStart: when the engine has begun with the request.
+	withStart opens = 1 + iota
+	withToken
 )
 
 // dialect is how the answers of a route are written where it is not as vLLM

@@ -36,6 +36,8 @@ type rankMetrics struct {
 	done func(x *exchange, c *choice, complete bool)
 	// refused, when not nil, counts a request that was not taken.
 	refused func(e *apiError)
+	// slots are llama.cpp's, which has no others of the above.
+	slots *llamaSlots
 }
 
 type metricValue struct {
@@ -211,6 +213,9 @@ func (m *metrics) arrived(a *answer, r *rank) {
 		rm.taken(a)
 	}
 }
+
+// slotsOf returns the slots of a rank of llama.cpp, nil of others.
+func (m *metrics) slotsOf(r *rank) *llamaSlots { return m.ranks[r.number].slots }
 
 // ended counts a choice that is over, by why it has ended. The server's mutex
 // is held.

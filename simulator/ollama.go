@@ -1,5 +1,13 @@
 package simulator
 
+import "errors"
+
+// Ollama is what only Ollama is told when it starts, in its environment.
+type Ollama struct{}
+
+func (o *Ollama) complete()    {}
+func (o *Ollama) check() error { return errors.Join() }
+
 func ollamaFace() *face {
 	return uvicorn(&face{parsers: openAIParsers(), mount: ollamaRoutes, appendError: appendVLLMError})
 }

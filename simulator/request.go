@@ -61,20 +61,24 @@ type request struct {
 	// stopsWhole: a choice ends with the token that ends in a stop text, and
 	// both are said.
 	stopsWhole bool
-	// adapter is the LoRA adapter asked for, if any.
+	// adapter is the LoRA adapter asked for, if any. noRead: nothing is taken from
+	// the cache.
 	adapter string
 	salt    *string
+	noRead  bool
 
 	// tokenIDs: the answer shows the ids of its tokens and of the prompt's.
 	stream, usage, continuousUsage, tokenIDs bool
 
-	// dialect, when not nil, writes the answer.
+	// dialect, when not nil, writes the answer. opens is when a stream's head is
+	// sent.
 	dialect dialect
 	// refused is why nothing of it is done though it could be read; only an
 	// engine with face.refusesInStream has such.
 	refused *apiError
 	// defect is what an answer that is not streamed turns out to be.
 	defect *apiError
+	opens  opens
 
 	// The parts of an answer that only one API has.
 	responses *responsesBody

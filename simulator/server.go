@@ -42,10 +42,13 @@ type Server struct {
 	connections sync.Map
 
 	running, aborted, finished, accepted, splits atomic.Int64
+	// admitted are the choices that face.admit has let in.
+	admitted atomic.Int64
 
-	// cancel ends the contexts of all requests. served counts the accept loop
-	// and the open connections.
+	// cancel ends the contexts of all requests, and closes closed. served counts
+	// the accept loop, the open connections and who follows a throttle.
 	cancel context.CancelFunc
+	closed <-chan struct{}
 	served sync.WaitGroup
 }
 
@@ -63,7 +66,7 @@ func Start(cfg Config) (*Server, error) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &Server{
-		cfg: cfg, face: cfg.face(), began: time.Now(), cancel: cancel,
+		cfg: cfg, face: cfg.face(), began: time.Now(), cancel: cancel, closed: ctx.Done(),
 		listener:   newListener(l.(*net.TCPListener)),
 		vocabulary: newVocabulary(),
 	}
@@ -75,6 +78,7 @@ func Start(cfg Config) (*Server, error) {
 		_ = s.listener.Close()
 		return nil, fmt.Errorf("simulated engine: %w", err)
 	}
+	s.throttle()
 	s.http = http.Server{
 		Handler:     s.handler(),
 		BaseContext: func(net.Listener) context.Context { return ctx },
@@ -197,6 +201,8 @@ func (s *Server) handler() http.Handler {
 	on("POST", "/sim/restart", s.postRestart)
 	on("GET", "/sim/faults", s.getFaults)
 	on("POST", "/sim/faults", s.postFaults)
+	on("PATCH", "/sim/faults", s.patchFaults)
+	on("GET", "/sim/stats", s.getStats)
 	mux := http.NewServeMux()
 	for path, handlers := range routes {
 		allowed := slices.Sorted(maps.Keys(handlers))
@@ -206,8 +212,10 @@ func (s *Server) handler() http.Handler {
 		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
 			s.face.sign(w)
 			h := handlers[r.Method]
+			own := strings.HasPrefix(path, "/sim/") // no engine's
 			switch {
-			case s.cfg.APIKey != "" && !s.face.authorized(r, s.cfg.APIKey):
+			case s.face.gate != nil && !own && s.face.gate(s, w, r):
+			case !own && s.cfg.APIKey != "" && !s.face.authorized(r, s.cfg.APIKey):
 				s.face.unauthorized(w, r)
 			case h == nil:
 				w.Header().Set("Allow", strings.Join(allowed, ", "))
@@ -219,7 +227,9 @@ func (s *Server) handler() http.Handler {
 	}
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		s.face.sign(w)
-		s.face.noRoute(w, r, nil)
+		if s.face.gate == nil || !s.face.gate(s, w, r) {
+			s.face.noRoute(w, r, nil)
+		}
 	})
 	return mux
 }
@@ -275,8 +285,11 @@ func writeError(w http.ResponseWriter, err error) {
 	writeJSON(w, e.status, e.appendBody(nil))
 }
 
+// writeJSON answers with a body of the type that is set, or JSON's.
 func writeJSON(w http.ResponseWriter, status int, body []byte) {
-	w.Header().Set("Content-Type", "application/json")
+	if w.Header().Get("Content-Type") == "" {
+		w.Header().Set("Content-Type", "application/json")
+	}
 	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 	w.WriteHeader(status)
 	_, _ = w.Write(body)

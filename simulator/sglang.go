@@ -9,6 +9,6 @@ func sglangRoutes(s *Server, on route) {
 	openAIRoutes(s, on)
 	on("GET", "/server_info", s.serverInfo)
 	on("GET", "/get_server_info", s.serverInfo)
-	on("GET", "/v1/loads", s.healthy(s.loads))
+	on("GET", "/v1/loads", s.telling(s.loads))
 	on("POST", "/flush_cache", s.flushCache, "GET")
 }

@@ -48,11 +48,13 @@ func tgiFace() *face {
 		failure:     http.StatusFailedDependency,
 
 		refusesInStream: true,
-		full: func(p *process, n int) *apiError {
-			if p.admitted+n <= p.s.cfg.MaxConcurrentRequests {
-				return nil
+		admit: func(x *exchange) (func(), error) {
+			n := int64(len(x.choices))
+			if x.s.admitted.Add(n) > int64(x.s.cfg.MaxConcurrentRequests) {
+				x.s.admitted.Add(-n)
+				return nil, &apiError{status: http.StatusTooManyRequests, kind: "overloaded", message: "Model is overloaded"}
 			}
-			return &apiError{status: http.StatusTooManyRequests, kind: "overloaded", message: "Model is overloaded"}
+			return func() { x.s.admitted.Add(-n) }, nil
 		},
 		noRoute: func(w http.ResponseWriter, _ *http.Request, allowed []string) {
 			if allowed == nil {
@@ -64,7 +66,7 @@ func tgiFace() *face {
 		// It compares keys without regard to case.
 		authorized: func(r *http.Request, key string) bool {
 			switch {
-			case r.Method != http.MethodPost, r.URL.Path == "/chat_tokenize", strings.HasPrefix(r.URL.Path, "/sim/"):
+			case r.Method != http.MethodPost, r.URL.Path == "/chat_tokenize":
 				return true
 			}
 			return strings.EqualFold(r.Header.Get("Authorization"), "Bearer "+key)
@@ -79,7 +81,7 @@ func tgiRoutes(s *Server, on route) {
 	on("GET", "/", well)
 	on("GET", "/health", well)
 	on("GET", "/ping", well)
-	on("GET", "/metrics", s.healthy(s.metricsPage))
+	on("GET", "/metrics", s.telling(s.metricsPage))
 	on("POST", "/tokenize", s.infer(s.tgiTokenize))
 	on("POST", "/chat_tokenize", s.infer(s.tgiChatTokenize))
 	on("GET", "/v1/models", func(w http.ResponseWriter, _ *http.Request) {
@@ -696,17 +698,17 @@ func (t *tgiAnswer) head(h http.Header, a *answer) {
 	for i := range a.choices {
 		c := &a.choices[i]
 		n := c.seq.Output
-		total += int((a.over - a.arrived).Milliseconds())
+		total += int((a.clock - a.arrived).Milliseconds())
 		queue += int((c.began - a.arrived).Milliseconds())
-		inference += int((a.over - c.began).Milliseconds())
-		each += int((a.over - c.began).Milliseconds()) / max(n, 1)
+		inference += int((a.clock - c.began).Milliseconds())
+		each += int((a.clock - c.began).Milliseconds()) / max(n, 1)
 		prompt, generated = prompt+c.tokens, generated+n
 		if t.route != tgiCompletion {
 			break // the best is the first
 		}
 	}
 	if t.route != tgiCompletion {
-		h.Set("X-Compute-Time", strconv.FormatFloat((a.over-a.arrived).Seconds(), 'g', -1, 64))
+		h.Set("X-Compute-Time", strconv.FormatFloat((a.clock-a.arrived).Seconds(), 'g', -1, 64))
 	}
 	set("X-Total-Time", total)
 	set("X-Validation-Time", 0)

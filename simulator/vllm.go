@@ -77,7 +77,7 @@ func openAIRoutes(s *Server, on route) {
 	on("GET", "/load", func(w http.ResponseWriter, _ *http.Request) {
 		writeJSON(w, http.StatusOK, fmt.Appendf(nil, `{"server_load":%d}`, s.Running()))
 	})
-	on("GET", "/metrics", s.healthy(s.metricsPage))
+	on("GET", "/metrics", s.telling(s.metricsPage))
 }
 
 // models serves GET /v1/models.

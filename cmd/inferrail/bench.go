@@ -12,6 +12,7 @@ type benchCommand struct {
 	Datapath datapathCommand `cmd:"" help:"CPU, latency and wake-ups of streamed answers, beside nginx and haproxy. Needs root."`
 	Gateway  gatewayCommand  `cmd:"" help:"Latency, CPU and memory of small requests, beside nginx, haproxy and other routers. Needs root."`
 	Plot     plotCommand     `cmd:"" help:"Draw charts of what simulate and compare have written with --json."`
+	Report   reportCommand   `cmd:"" help:"Run the evaluation, and write a report about it."`
 	Worker   workerCommand   `cmd:"" hidden:"" passthrough:"" help:"One process of a benchmark; started by the benchmark."`
 }
 
@@ -60,6 +61,16 @@ type plotCommand struct{ bench.Plot }
 func (c *plotCommand) Run(e *env) error {
 	c.Stdout = e.stdout
 	return c.Plot.Run()
+}
+
+type reportCommand struct{ bench.Evaluation }
+
+// Run stops at the first signal, and keeps what was found until then.
+func (c *reportCommand) Run(ctx context.Context, e *env) error {
+	ctx, cancel := e.interrupted(ctx)
+	defer cancel()
+	c.Stdout, c.Stderr = e.stdout, e.stderr
+	return c.Evaluation.Run(ctx)
 }
 
 type workerCommand struct {

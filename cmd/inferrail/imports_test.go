@@ -32,7 +32,7 @@ var mayImport = map[string][]string{
 // every test's upstream, and the lab of network namespaces that runs whole
 // agents asks bpf whether the machine can.
 var testsMayImport = map[string][]string{
-	"agent": {"simulator"},
+	"agent": {"simulator", "simulator/workload"},
 	"proxy": {"simulator"},
 	"bpf":   {"simulator", "proxy"},
 	"cmd":   {"bpf", "policy"},

@@ -1,6 +1,7 @@
 package virtual
 
 import (
+	"container/heap"
 	"time"
 
 	"github.com/inferrail/inferrail/simulator"
@@ -42,7 +43,7 @@ func (f *Fleet) Bound(w *workload.Workload, chains *Chains) []workload.Record {
 	return records
 }
 
-// latencies are the times of each engine.
+// latencies are the times of each engine, with what slows it for good.
 func (f *Fleet) latencies() []simulator.Latency {
 	list := make([]simulator.Latency, len(f.Engines))
 	for i := range f.Engines {
@@ -53,5 +54,94 @@ func (f *Fleet) latencies() []simulator.Latency {
 		}
 		list[i] = l
 	}
+	for _, t := range f.Throttles {
+		if t.At == 0 && t.Until == 0 && t.Engine >= 0 && t.Engine < len(list) {
+			l := &list[t.Engine]
+			l.A, l.B, l.D, l.PerToken = t.Factor*l.A, t.Factor*l.B, t.Factor*l.D, time.Duration(t.Factor*float64(l.PerToken))
+		}
+	}
 	return list
+}
+
+// Least returns a time that the mean time to first token of the requests from warm on
+// is never below, whoever chooses and in whatever order engines compute, as long as they
+// compute one prompt after another or share themselves among them: records are those of
+// Bound. It is the greater of two.
+//
+//   - Each prompt takes at least its own time at the fastest engine with all in its cache
+//     that was there to be.
+//   - All engines together are not better than one that is as fast as all of them, which
+//     can imitate them; and that one has the least sum of times when it always computes the
+//     prompt of which the least is left (Schrage 1968).
+func (f *Fleet) Least(records []workload.Record, warm time.Duration) time.Duration {
+	latencies := f.latencies()
+	own := make([]float64, len(records))
+	sum, n := 0.0, 0
+	for k := range records {
+		r := &records[k]
+		least := never
+		for i := range latencies {
+			least = min(least, latencies[i].Prefill(r.Input-r.Cached, r.Cached))
+		}
+		own[k] = least.Seconds()
+		if r.Scheduled >= warm {
+			sum += own[k]
+			n++
+		}
+	}
+	if n == 0 {
+		return 0
+	}
+	return time.Duration(max(sum, shortestFirst(records, own, float64(len(latencies)), warm)) / float64(n) * float64(time.Second))
+}
+
+// shortestFirst is the sum of the times of the requests from warm on, in seconds, at one
+// engine that is so many times as fast and always computes the one of which the least is
+// left. Those before are left out, as if they took no time.
+func shortestFirst(records []workload.Record, own []float64, times float64, warm time.Duration) (sum float64) {
+	var left leastLeft
+	now := 0.0
+	work := func(until float64) {
+		for len(left) > 0 && now < until {
+			j := &left[0]
+			d := j.left / times
+			if now+d > until {
+				j.left -= (until - now) * times
+				break
+			}
+			now += d
+			sum += now - j.came
+			heap.Pop(&left)
+		}
+		now = max(now, until)
+	}
+	for k := range records {
+		if records[k].Scheduled < warm {
+			continue
+		}
+		at := records[k].Scheduled.Seconds()
+		work(at)
+		heap.Push(&left, leftJob{own[k], at})
+	}
+	for len(left) > 0 {
+		work(now + left[0].left/times + 1)
+	}
+	return sum
+}
+
+// leftJob is a prompt that is not computed, of which so many seconds are left.
+type leftJob struct{ left, came float64 }
+
+// leastLeft is a heap of them.
+type leastLeft []leftJob
+
+func (h leastLeft) Len() int           { return len(h) }
+func (h leastLeft) Less(i, j int) bool { return h[i].left < h[j].left }
+func (h leastLeft) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
+func (h *leastLeft) Push(x any)        { *h = append(*h, x.(leftJob)) }
+func (h *leastLeft) Pop() any {
+	old := *h
+	j := old[len(old)-1]
+	*h = old[:len(old)-1]
+	return j
 }

@@ -2,6 +2,7 @@ package virtual
 
 import (
 	"slices"
+	"time"
 
 	"github.com/inferrail/inferrail/index"
 	"github.com/inferrail/inferrail/simulator/workload"
@@ -15,13 +16,15 @@ type Chains struct {
 	// taken them from its cache; the last token of a prompt is always computed.
 	of    [][]int32
 	asked []int
-	// blocks is how many there are, each of size tokens, and tokens how many all
-	// prompts have.
-	blocks, size, tokens int
+	// blocks is how many there are, each of size tokens.
+	blocks, size int
+	// Of the requests from the one on hits count, whose prompts have so many tokens.
+	from, tokens int
 }
 
-// NewChains finds the blocks of a workload, of so many tokens each.
-func NewChains(w *workload.Workload, size int) *Chains {
+// NewChains finds the blocks of a workload, of so many tokens each. What comes before
+// warm fills caches, and is not counted.
+func NewChains(w *workload.Workload, size int, warm time.Duration) *Chains {
 	c := &Chains{of: make([][]int32, len(w.Requests)), asked: make([]int, len(w.Requests)), size: size}
 	numbers := map[index.Hash]int32{}
 	var ids []uint32
@@ -30,7 +33,11 @@ func NewChains(w *workload.Workload, size int) *Chains {
 		q := &w.Requests[k]
 		ids = q.AppendPrompt(ids[:0])
 		n := len(ids)
-		c.tokens += n
+		if q.At < warm {
+			c.from = k + 1
+		} else {
+			c.tokens += n
+		}
 		c.asked[k] = max(n-1, 0) / size
 		ids = q.AppendAnswer(ids, k)
 		ids = ids[:max(n, len(ids)-1)] // the last token is not computed
@@ -63,7 +70,7 @@ func (c *Chains) rate(found int) float64 {
 // more.
 func (c *Chains) Infinite() float64 {
 	found := 0
-	for _, n := range c.seen() {
+	for _, n := range c.seen()[c.from:] {
 		found += n
 	}
 	return c.rate(found)

@@ -19,46 +19,63 @@ type conversation struct {
 
 // conversations come in a Poisson process, begin with one of heads, and go on as step
 // says, which makes one request and sets the time of the next; it may make others
-// beside it, others on average, unless it is the last. They are in full course from
-// the beginning on: those that have begun before go on at their next request, but as
-// if it were the first, so that nobody's history is of answers that were never asked
-// for.
-func (g *generator) conversations(heads [][]Part, others, seconds float64, step func(c *conversation, last bool)) {
+// beside it, others on average, unless it is the last. gap draws the time from one
+// request to the next. They are in full course from the beginning on: those that have
+// begun before go on at their next request, but as if it were the first, so that
+// nobody's history is of answers that were never asked for.
+func (g *generator) conversations(heads [][]Part, others float64, gap func() time.Duration, step func(c *conversation, last bool)) {
 	popular := newZipf(len(heads), g.Zipf)
 	every := (g.Turns + (g.Turns-1)*others) / g.Rate
-	// A conversation of so many times the usual length is not to be expected.
-	begin := time.Duration(min(-8*(g.Turns-1)*seconds*float64(time.Second), 0))
-	checked := 0
-	for start, n := begin+g.wait(every), 1; ; start, n = start+g.wait(every), n+1 {
-		if g.Duration > 0 && start >= g.Duration || start > longestTime {
+	start, checked := g.longBefore(gap), 0
+	for n := 1; ; n++ {
+		if start += g.wait(every); g.Duration > 0 && start >= g.Duration || start > longestTime {
 			return
 		}
 		if more := len(g.requests) - checked; g.Requests > 0 && start > 0 && more > g.Requests/16 {
-			checked = len(g.requests)
-			before := 0
-			for i := range g.requests {
-				if g.requests[i].At < start {
-					before++
-				}
-			}
-			if before >= g.Requests {
+			if checked = len(g.requests); g.madeBefore(start) >= g.Requests {
 				return
 			}
 		}
-		c := &conversation{g: g, at: start, head: heads[popular.draw(g.random)], number: n, tenant: g.random.IntN(g.Tenants)}
+		at, over := start, false
+		for at < 0 && !over {
+			over = g.isLast()
+			at += gap()
+		}
+		if over {
+			continue
+		}
+		c := &conversation{g: g, at: at, head: heads[popular.draw(g.random)], number: n, tenant: g.random.IntN(g.Tenants)}
 		c.begin()
-		for last := false; !last; {
-			last = g.random.Float64() >= 1-1/g.Turns
-			early, before := c.at < 0, len(g.requests)
+		for last := false; !last && c.at <= longestTime && (g.Duration == 0 || c.at < g.Duration); {
+			last = g.isLast()
 			step(c, last)
-			if early {
-				g.requests = g.requests[:before]
-				c.begin()
-			} else if c.at > longestTime || g.Duration > 0 && c.at >= g.Duration {
-				break
-			}
 		}
 	}
+}
+
+// isLast draws whether a request is its conversation's last, of which there are so that
+// their number is Turns on average, and geometric.
+func (g *generator) isLast() bool { return g.random.Float64() < 1/g.Turns }
+
+// longBefore is so long before the beginning that hardly any conversation is from
+// before that: one of eight times the usual length.
+func (g *generator) longBefore(gap func() time.Duration) time.Duration {
+	const draws = 1000
+	sum := 0.0
+	for range draws {
+		sum += gap().Seconds()
+	}
+	return -time.Duration(min(8*(g.Turns-1)*sum/draws, longestTime.Seconds()) * float64(time.Second))
+}
+
+// madeBefore is how many of the requests that there are come before a time.
+func (g *generator) madeBefore(at time.Duration) (n int) {
+	for i := range g.requests {
+		if g.requests[i].At < at {
+			n++
+		}
+	}
+	return n
 }
 
 // begin is the beginning, or what is left when all that was said is forgotten but for a
@@ -91,6 +108,11 @@ func (c *conversation) end(r *Request) time.Duration {
 	return r.At + time.Duration(r.Output)*c.g.PerToken
 }
 
+// gap draws how long an answer takes and what is done with it.
+func (g *generator) gap() time.Duration {
+	return time.Duration(g.size(g.Output, unevenly))*g.PerToken + g.wait(g.Think.Seconds())
+}
+
 // singles are heads of one part.
 func singles(parts []Part) [][]Part {
 	heads := make([][]Part, max(len(parts), 1))
@@ -102,8 +124,7 @@ func singles(parts []Part) [][]Part {
 
 // chats are conversations of people, who read an answer and think before they go on.
 func (g *generator) chats() {
-	seconds := (time.Duration(g.Output)*g.PerToken + g.Think).Seconds()
-	g.conversations(singles(g.groups("system", g.Shared)), 0, seconds, func(c *conversation, last bool) {
+	g.conversations(singles(g.groups("system", g.Shared)), 0, g.gap, func(c *conversation, last bool) {
 		answer, end := c.ask()
 		c.history = append(c.history, answer, g.part("user", g.Own, unevenly))
 		c.at = end + g.wait(g.Think.Seconds())
@@ -117,6 +138,8 @@ const (
 	stepsPerOthers = 10
 )
 
+func (g *generator) several() int { return 2 + g.random.IntN(3) }
+
 // agents have tools, whose results they go on with.
 func (g *generator) agents() {
 	tools, systems := g.groups("tools", g.Shared*3/4), g.groups("system", g.Shared/4)
@@ -127,8 +150,16 @@ func (g *generator) agents() {
 	if len(heads) == 0 {
 		heads = [][]Part{nil}
 	}
-	seconds := (2*time.Duration(g.Output)*g.PerToken + g.Think).Seconds()
-	g.conversations(heads, 3.0/stepsPerOthers, seconds, func(c *conversation, last bool) {
+	gap := func() time.Duration {
+		longest := 0
+		if g.random.IntN(stepsPerOthers) == 0 {
+			for range g.several() {
+				longest = max(longest, g.size(2*g.Output, unevenly))
+			}
+		}
+		return g.gap() + time.Duration(longest)*g.PerToken
+	}
+	g.conversations(heads, 3.0/stepsPerOthers, gap, func(c *conversation, last bool) {
 		answer, end := c.ask()
 		context := append(c.history, answer)
 		c.history = context
@@ -138,7 +169,7 @@ func (g *generator) agents() {
 			return
 		case g.random.IntN(stepsPerOthers) == 0:
 			began := end
-			for range 2 + g.random.IntN(3) {
+			for range g.several() {
 				r := c.request(began, append(slices.Clip(context), g.part("user", g.Own, unevenly)), 2*g.Output)
 				if r.Input()+r.Output > g.Longest {
 					continue
@@ -151,7 +182,7 @@ func (g *generator) agents() {
 				results = 1
 			}
 		case g.random.IntN(stepsPerCalls) == 0:
-			results = 2 + g.random.IntN(3)
+			results = g.several()
 		}
 		for range results {
 			c.history = append(c.history, g.part("tool", g.Result, unevenly))
