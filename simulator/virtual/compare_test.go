@@ -17,7 +17,7 @@ import (
 func smallPlan(t testing.TB, seeds ...uint64) *Plan {
 	t.Helper()
 	cfg := reference()
-	cfg.BlockSize, cfg.NumGPUBlocks, cfg.MaxModelLen = 16, 2001, 32000
+	cfg.BlockSize, cfg.NumGPUBlocks, cfg.MaxModelLen = 16, 6001, 96000
 	p := &Plan{Seeds: seeds, Policies: []string{"round_robin", "cost_model:own_work=1"}, Engine: "reference",
 		Fleet: Fleet{Engines: slices.Repeat([]simulator.Config{cfg}, 3)}, Limits: workload.Limits{TTFT: 2000, TPOT: 100}}
 	for _, seed := range seeds {
