@@ -33,15 +33,17 @@ type Contest struct {
 	Seed        uint64   `default:"1" help:"The first of the seeds."`
 	Attempts    int      `default:"2" help:"How often a run is made that is doubtful; the least doubtful one counts."`
 
-	Replicas  int      `short:"r" default:"4" help:"Engines."`
-	Datapath  string   `default:"copy" help:"The tier that the agent relays answers with: auto, packet or copy."`
-	Engine    string   `enum:"vllm,sglang" default:"vllm" help:"Which engines are simulated: vllm or sglang."`
-	Profile   string   `placeholder:"NAME" help:"GPU and model whose times and sizes the engines have (inferrail sim --profile)."`
-	KVBlocks  int      `placeholder:"N" help:"Blocks of each engine's KV cache, by default what the profile has, or 4000,"`
-	BlockSize int      `placeholder:"N" help:"of so many tokens, by default 16."`
-	MaxSeqs   int      `placeholder:"N" help:"Most sequences that an engine runs at the same time."`
-	Set       []string `sep:"none" placeholder:"KEY=VALUE" help:"Anything else of the engines, such as prefill_a=40: flags of inferrail sim, with _ for -. Repeatable."`
-	Events    bool     `default:"true" negatable:"" help:"Engines publish what their caches hold."`
+	Replicas  int           `short:"r" default:"4" help:"Engines."`
+	Datapath  string        `default:"copy" help:"The tier that the agent relays answers with: auto, packet or copy."`
+	Engine    string        `enum:"vllm,sglang" default:"vllm" help:"Which engines are simulated: vllm or sglang."`
+	Profile   string        `placeholder:"NAME" help:"GPU and model whose times and sizes the engines have (inferrail sim --profile)."`
+	KVBlocks  int           `placeholder:"N" help:"Blocks of each engine's KV cache, by default what the profile has, or 4000,"`
+	BlockSize int           `placeholder:"N" help:"of so many tokens, by default 16."`
+	MaxSeqs   int           `placeholder:"N" help:"Most sequences that an engine runs at the same time."`
+	Set       []string      `sep:"none" placeholder:"KEY=VALUE" help:"Anything else of the engines, such as prefill_a=40: flags of inferrail sim, with _ for -. Repeatable."`
+	Routing   string        `placeholder:"YAML" help:"More of the agent's routing, such as 'admission: {mode: absolute}'."`
+	Budget    time.Duration `placeholder:"TIME" help:"How long first tokens may take, told to the agent with every request."`
+	Events    bool          `default:"true" negatable:"" help:"Engines publish what their caches hold."`
 
 	JSON string `name:"json" placeholder:"FILE" type:"path" help:"Write the comparison here."`
 	Plot string `placeholder:"DIR" type:"path" help:"Write charts of it into this folder."`
@@ -231,7 +233,7 @@ func (c *Contest) once(ctx context.Context, r *rival, w *workload.Workload, name
 		return s, err
 	}
 	defer gate.stop()
-	e, err := newEndpoint(EndpointOptions{URL: gate.url}, c.Timeout)
+	e, err := newEndpoint(EndpointOptions{URL: gate.url, Budget: c.Budget}, c.Timeout)
 	if err != nil {
 		return s, err
 	}
