@@ -257,11 +257,11 @@ func asked(c *workload.Comparison) string {
 func provenance(c *workload.Comparison) string {
 	var of []string
 	if c.Replicas > 0 {
-		engine := ""
+		replicas := fmt.Sprintf("%d replicas", c.Replicas)
 		if c.Engine != "" {
-			engine = " " + c.Engine
+			replicas += " of " + c.Engine
 		}
-		of = append(of, fmt.Sprintf("%d%s replicas", c.Replicas, engine))
+		of = append(of, replicas)
 	}
 	switch c.Face {
 	case "virtual":

@@ -94,7 +94,7 @@ func (c *Contest) Run(ctx context.Context) error {
 			return fmt.Errorf("bench compare: %w", err)
 		}
 		if comparison.Workload == "" {
-			comparison.Workload = w.Name
+			comparison.Workload, comparison.Marks = w.Name, workload.Marks(w.Throttles)
 		}
 		for i := range rivals {
 			// Who runs first meets another machine than who runs last.
@@ -330,7 +330,12 @@ func (c *Contest) conclude(comparison *workload.Comparison, rivals []rival, runs
 	doubtful := false
 	for _, r := range rivals {
 		if of := runs[r.name]; len(of) > 0 {
-			comparison.Runs = append(comparison.Runs, workload.Medians(of))
+			medians := workload.Medians(of)
+			medians.Curves = of[0].Curves
+			for i := range of {
+				of[i].Curves = nil
+			}
+			comparison.Runs = append(comparison.Runs, medians)
 			comparison.All = append(comparison.All, of...)
 			doubtful = doubtful || len(comparison.Runs[len(comparison.Runs)-1].Doubts) > 0
 		}

@@ -170,11 +170,15 @@ func (e *Evaluation) run(ctx context.Context, x *experiment, dir string) error {
 	cmd.WaitDelay = 10 * time.Second
 	var said bytes.Buffer
 	cmd.Stderr = &said
-	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("%w: %s", err, bytes.TrimSpace(said.Bytes()))
+	failed := cmd.Run()
+	if failed != nil {
+		failed = fmt.Errorf("%w: %s", failed, bytes.TrimSpace(said.Bytes()))
 	}
 	c, err := ReadComparison(part)
-	if err != nil {
+	switch {
+	case failed != nil && (err != nil || !doubtful(c)):
+		return failed
+	case err != nil:
 		return err
 	}
 	x.thin(c)
@@ -183,6 +187,12 @@ func (e *Evaluation) run(ctx context.Context, x *experiment, dir string) error {
 		return err
 	}
 	return os.WriteFile(x.file(dir), append(flatten(b), '\n'), 0o644)
+}
+
+// doubtful reports that figures should not be relied on. What makes it fails then, but
+// the report tells it beside them.
+func doubtful(c *workload.Comparison) bool {
+	return slices.ContainsFunc(c.Runs, func(s workload.Summary) bool { return len(s.Doubts) > 0 })
 }
 
 // thin leaves out of a comparison what neither the report nor its charts show, so that
@@ -268,7 +278,7 @@ func (m *evaluated) write(dir string) error {
 // counts.
 func (x *experiment) tiny() []string {
 	if x.slow {
-		return []string{"--requests", "40", "--seeds", "1", "--policies", "cost_model,round_robin"}
+		return []string{"--requests", "40", "--seeds", "1", "--attempts", "1", "--policies", "cost_model,round_robin"}
 	}
 	return []string{"--requests", "60"}
 }

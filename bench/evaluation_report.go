@@ -173,6 +173,9 @@ func names(experiments []experiment) []string {
 	return all
 }
 
+// percent is a part in columns: all with one digit behind the point.
+func percent(v float64) string { return fmt.Sprintf("%.1f %%", 100*v) }
+
 // row joins the cells of one line of a table.
 func row(cells ...string) string { return "| " + strings.Join(cells, " | ") + " |" }
 
@@ -202,14 +205,14 @@ func policyTable(c *workload.Comparison) []string {
 	add := func(s *workload.Summary, name string) {
 		of := "-"
 		if c.Bound != nil && c.Bound.TTFT.Mean > 0 {
-			of = digits(s.TTFT.Mean/c.Bound.TTFT.Mean) + "x"
+			of = fmt.Sprintf("%.2fx", s.TTFT.Mean/c.Bound.TTFT.Mean)
 		}
-		hotspot, good := digits(s.Hotspot), inPercent.write(s.Good)
+		hotspot, good := fmt.Sprintf("%.2f", s.Hotspot), percent(s.Good)
 		if s == c.Bound {
 			hotspot, good = "-", "-"
 		}
 		cells := []string{name, inMS.write(s.TTFT.Mean), inMS.write(s.TTFT.P50), inMS.write(s.TTFT.P99), of, inMS.write(s.TPOT.P99),
-			inMS.write(s.E2E.Mean), inMS.write(s.E2E.P99), inPercent.write(s.HitRate), hotspot, good}
+			inMS.write(s.E2E.Mean), inMS.write(s.E2E.P99), percent(s.HitRate), hotspot, good}
 		if refused {
 			cells = append(cells, digits(float64(s.Refused)))
 		}
@@ -246,6 +249,7 @@ var measures = []struct {
 	{"mean TTFT", func(s *workload.Summary) float64 { return s.TTFT.Mean }},
 	{"p99 TTFT", func(s *workload.Summary) float64 { return s.TTFT.P99 }},
 	{"mean E2E", func(s *workload.Summary) float64 { return s.E2E.Mean }},
+	{"tokens not cached", func(s *workload.Summary) float64 { return 1 - s.HitRate }},
 }
 
 // near is how much better another policy has to be for the default to have lost, as a
@@ -328,9 +332,9 @@ func overview(comparisons map[string]*workload.Comparison) []string {
 				case s == nil || s.TTFT.Mean <= 0:
 					cells = append(cells, "")
 				case s.TTFT.Mean <= least*(1+near):
-					cells = append(cells, "**"+digits(s.TTFT.Mean/c.Bound.TTFT.Mean)+"**")
+					cells = append(cells, "**"+fmt.Sprintf("%.2f**", s.TTFT.Mean/c.Bound.TTFT.Mean))
 				default:
-					cells = append(cells, digits(s.TTFT.Mean/c.Bound.TTFT.Mean))
+					cells = append(cells, fmt.Sprintf("%.2f", s.TTFT.Mean/c.Bound.TTFT.Mean))
 				}
 			}
 			table = append(table, row(cells...))

@@ -123,9 +123,9 @@ var plan = []group{
 	{id: "http", title: "Over HTTP",
 		about: "Real agents and simulated engines, connected by sockets, in real time. What virtual time leaves out is in these numbers: parsing, tokenizing, the network, this machine.",
 		experiments: []experiment{
-			{name: "http-w1", title: "W1 over HTTP", slow: true, args: "bench compare --workload w1 --rate 10 --requests 400 --replicas 4 --profile h100-llama-8b --seeds 2 --policies cost_model,lmetric,sticky,least_request,round_robin"},
-			{name: "http-w2", title: "W2 over HTTP", slow: true, args: "bench compare --workload w2 --rate 8 --requests 400 --replicas 4 --profile h100-llama-8b --seeds 2 --policies cost_model,lmetric,sticky,least_request,round_robin"},
-			{name: "http-w5", title: "W5 over HTTP", slow: true, args: "bench compare --workload w5 --rate 8 --requests 400 --replicas 4 --profile h100-llama-8b --seeds 2 --policies cost_model,lmetric,sticky,least_request,round_robin"},
+			{name: "http-w1", title: "W1 over HTTP", slow: true, args: "bench compare --workload w1 --rate 10 --requests 300 --replicas 4 --seeds 2 --policies round_robin,sticky,lmetric,cost_model"},
+			{name: "http-w2", title: "W2 over HTTP", slow: true, args: "bench compare --workload w2 --rate 10 --requests 300 --replicas 4 --seeds 2 --policies round_robin,sticky,lmetric,cost_model"},
+			{name: "http-w5", title: "W5 over HTTP", slow: true, charts: []string{"time"}, args: "bench compare --workload w5 --rate 10 --requests 300 --replicas 4 --seeds 2 --policies round_robin,sticky,lmetric,cost_model"},
 		}},
 }
 

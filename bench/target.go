@@ -25,7 +25,7 @@ var targets = []target{
 				return "", false, false
 			}
 			share := ours.HitRate / ours.Ceiling
-			return fmt.Sprintf("%s of %s: %s", inPercent.write(ours.HitRate), inPercent.write(ours.Ceiling), inPercent.write(share)), share >= 0.97, true
+			return fmt.Sprintf("%s of %s: %s", percent(ours.HitRate), percent(ours.Ceiling), percent(share)), share >= 0.97, true
 		}},
 	{"hotspot at most 1.1", []string{"conversation", "conversation-fast", "synthetic", "synthetic-fast"},
 		func(c *workload.Comparison) (string, bool, bool) {
@@ -33,7 +33,7 @@ var targets = []target{
 			if ours == nil {
 				return "", false, false
 			}
-			return digits(ours.Hotspot), ours.Hotspot <= 1.1, true
+			return fmt.Sprintf("%.3f", ours.Hotspot), ours.Hotspot <= 1.1, true
 		}},
 	{"mean TTFT within 15 % of the bound", []string{"conversation", "conversation-fast", "synthetic", "synthetic-fast"},
 		func(c *workload.Comparison) (string, bool, bool) {
@@ -44,7 +44,7 @@ var targets = []target{
 			above := ours.TTFT.Mean/c.Bound.TTFT.Mean - 1
 			s := fmt.Sprintf("%s, bound %s: %s above", inMS.write(ours.TTFT.Mean), inMS.write(c.Bound.TTFT.Mean), inPercent.write(above))
 			if turns := runOf(c, "round_robin"); turns != nil {
-				s += fmt.Sprintf(" (round_robin is at %sx)", digits(turns.TTFT.Mean/c.Bound.TTFT.Mean))
+				s += fmt.Sprintf(" (round_robin is at %.2fx)", turns.TTFT.Mean/c.Bound.TTFT.Mean)
 			}
 			return s, above <= 0.15, true
 		}},

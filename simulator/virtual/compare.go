@@ -169,6 +169,7 @@ func (p *Plan) Compare(ctx context.Context) (*workload.Comparison, error) {
 	if err != nil {
 		return nil, err
 	}
+	c.Marks = workload.Marks(slices.Concat(jobs[0].workload.Throttles, p.Fleet.Throttles))
 	n := len(p.Seeds)
 	for i := range p.Policies {
 		runs := all[i*n:][:n]
@@ -191,6 +192,7 @@ func (p *Plan) Compare(ctx context.Context) (*workload.Comparison, error) {
 		c.Least += l.least / float64(len(limits))
 	}
 	bound := workload.Medians(bounds)
+	bound.Curves = bounds[0].Curves
 	c.Bound = &bound
 	return c, nil
 }
@@ -213,9 +215,10 @@ func (p *Plan) limit(w *workload.Workload, warm time.Duration) limit {
 	}
 	chains := NewChains(w, size, warm)
 	records := p.Fleet.Bound(w, chains)
+	bound := workload.Summarize(records, w, workload.SummaryOptions{Policy: "bound", Replicas: len(p.Fleet.Engines), Limits: p.Limits, Warm: warm})
+	bound.Curves = workload.NewCurves(records, warm)
 	return limit{
-		bound:    workload.Summarize(records, w, workload.SummaryOptions{Policy: "bound", Replicas: len(p.Fleet.Engines), Limits: p.Limits, Warm: warm}),
-		infinite: chains.Infinite(), ceiling: chains.Ceiling(tokens / size), least: milliseconds(p.Fleet.Least(records, warm)),
+		bound: bound, infinite: chains.Infinite(), ceiling: chains.Ceiling(tokens / size), least: milliseconds(p.Fleet.Least(records, warm)),
 	}
 }
 

@@ -1,6 +1,8 @@
 package workload
 
 import (
+	"cmp"
+	"fmt"
 	"math"
 	"slices"
 	"time"
@@ -92,6 +94,19 @@ func NewCurves(records []Record, drop time.Duration) *Curves {
 		c.Predicted = append(c.Predicted, [2]float64{tenth(milliseconds(served[k].Predicted)), tenth(times[k])})
 	}
 	return c
+}
+
+// Marks are the marks of throttles, in the order of time.
+func Marks(throttles []Throttle) []Mark {
+	var marks []Mark
+	for _, t := range throttles {
+		marks = append(marks, Mark{t.At.Seconds(), fmt.Sprintf("replica %d is %gx slower", t.Engine, t.Factor)})
+		if t.Until > 0 {
+			marks = append(marks, Mark{t.Until.Seconds(), fmt.Sprintf("replica %d is as before", t.Engine)})
+		}
+	}
+	slices.SortStableFunc(marks, func(a, b Mark) int { return cmp.Compare(a.Seconds, b.Seconds) })
+	return marks
 }
 
 func tenth(v float64) float64 { return math.Round(v*10) / 10 }

@@ -59,3 +59,14 @@ func TestCurvesOfLittle(t *testing.T) {
 		t.Errorf("curves of one request: %+v", c)
 	}
 }
+
+func TestMarks(t *testing.T) {
+	marks := Marks([]Throttle{{Engine: 2, At: 30 * time.Second, Until: time.Minute, Factor: 8}, {Engine: 0, At: 40 * time.Second, Factor: 1.5}})
+	want := []Mark{{30, "replica 2 is 8x slower"}, {40, "replica 0 is 1.5x slower"}, {60, "replica 2 is as before"}}
+	if !slices.Equal(marks, want) {
+		t.Errorf("%v, want %v", marks, want)
+	}
+	if marks := Marks(nil); marks != nil {
+		t.Errorf("%v of nothing", marks)
+	}
+}
