@@ -65,7 +65,7 @@ test: ## run every test that this machine can run; what is skipped is said at th
 	@# the replays of policy, of which those with one goroutine have less to do under it.
 	@[ -n "$(ARGS)" ] || go test -run Alloc ./...
 	@[ -n "$(ARGS)" ] || go test ./index
-	@[ -n "$(ARGS)" ] || go test -run Replay ./policy
+	@[ -n "$(ARGS)" ] || go test -run "Replay|Capacity" ./policy ./simulator/virtual
 	@[ -n "$(ARGS)" ] || if { command -v cargo && command -v g++; } >/dev/null; then $(MAKE) -s test-library; \
 	else echo "no Rust or C++ compiler: the tokenizers are not compared with the tokenizers library"; fi
 

@@ -40,6 +40,7 @@ type Contest struct {
 	Events    bool   `default:"true" negatable:"" help:"Engines publish what their caches hold."`
 
 	JSON string `name:"json" placeholder:"FILE" type:"path" help:"Write the comparison here."`
+	Plot string `placeholder:"DIR" type:"path" help:"Write charts of it into this folder."`
 
 	// Simulated is what the engines are beyond the flags.
 	Simulated simulator.Config `kong:"-"`
@@ -204,8 +205,7 @@ func (c *Contest) once(ctx context.Context, r *rival, w *workload.Workload, name
 		return s, err
 	}
 	s = workload.Summarize(result.records, w, workload.SummaryOptions{Policy: r.name, Replicas: c.Replicas, Limits: c.limits(), Warm: c.Warm.of(w.Requests)})
-	s.Curves = workload.NewCurves(result.records, c.Warm.of(w.Requests))
-	s.Doubts = c.doubts(result)
+	s.Doubts, s.Curves = c.doubts(result), workload.NewCurves(result.records, c.Warm.of(w.Requests))
 	var all counters
 	for _, url := range engines.urls {
 		one, err := readCounters(ctx, url)
@@ -303,6 +303,11 @@ func (c *Contest) conclude(comparison *workload.Comparison, rivals []rival, runs
 	}
 	if c.JSON != "" {
 		if err := writeJSON(c.JSON, comparison); err != nil {
+			return err
+		}
+	}
+	if c.Plot != "" {
+		if err := WriteCharts(c.Plot, Charts(ChartName(comparison), comparison)); err != nil {
 			return err
 		}
 	}

@@ -108,7 +108,9 @@ func (c *Contest) startRival(ctx context.Context, r *rival, dir string, engines 
 	g.url = "http://" + net.JoinHostPort(s.host, s.port)
 	return g, g.await(ctx, func() error {
 		page, err := exchangeOnce(ctx, "GET", g.url+"/v1/models", nil)
-		if err == nil && !strings.Contains(string(page), `"`+contestModel+`"`) {
+		// sglang-router gives the models of engines that are not SGLang that name, and
+		// passes requests for any other on to them.
+		if err == nil && !strings.Contains(string(page), `"`+contestModel+`"`) && !strings.Contains(string(page), `"unknown"`) {
 			err = fmt.Errorf("it does not serve %s: %.200q", contestModel, page)
 		}
 		return err

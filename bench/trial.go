@@ -106,7 +106,7 @@ func (t *Trial) Run(ctx context.Context) error {
 		Workload: w.Name, URL: t.URL, Model: t.Model, Seed: t.Seed, Limits: t.limits(),
 		Names: result.replicas, Why: result.why, AtOnce: result.mostAtOnce, Busy: result.busy, Interrupted: result.interrupted,
 	}
-	report.Doubts = t.doubts(result)
+	report.Doubts, report.Curves = t.doubts(result), workload.NewCurves(result.records, warm)
 	if err := report.writeTable(t.Stdout); err != nil {
 		return err
 	}

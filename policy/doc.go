@@ -28,7 +28,7 @@
 //
 //	policy.go        Request, Candidate, Policy
 //	choose.go        Choose: least cost, ties, slack
-//	cost_model.go    the default: expected time to first token
+//	cost_model.go    the default: expected time to first token; scoring.go is its loop
 //	work.go          Work and Speed
 //	backlog.go       Backlog: prompts sent and not answered yet
 //	calibration.go   Calibration: Speed, from first bytes

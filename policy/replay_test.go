@@ -173,7 +173,7 @@ func (r *replay) run(tr *trace) *outcome {
 		i := Choose(r.policy, req, candidates, costs).Index
 		e, v, c := engines[i], mine[i], &candidates[i]
 		j := &visit{arrival: a, index: k, view: v, whole: r.whole > 0 && random.Float64() < r.whole}
-		w := Prefill(a.input-c.Cached, c.Cached)
+		w := Prefill(a.input-int(c.Cached), int(c.Cached))
 		v.backlog.Enter(&j.entry, w, !j.whole, now, c.Speed.Time(w))
 		v.calibration.Sent()
 		v.prompt += (w.Tokens - v.prompt) / 16
@@ -211,17 +211,17 @@ func (o *outcome) times(ttft []float64) {
 
 // describe fills c with what the agent knows of the engine.
 func (r *replay) describe(c *Candidate, i int, e *engine, v *view, a *arrival, now time.Time) {
-	*c = Candidate{Slot: i, Key: mix(uint64(i) + 1), Exact: v.cache == nil, InFlight: v.inFlight, Decoding: v.decoding, Filter: v.filter.State()}
+	*c = Candidate{Slot: i, Key: mix(uint64(i) + 1), Exact: v.cache == nil, InFlight: Count(v.inFlight), Decoding: Count(v.decoding), Filter: v.filter.State()}
 	if v.cache != nil {
-		c.Cached = v.cache.match(a.full()) * traceBlock
+		c.Cached = Count(v.cache.match(a.full()) * traceBlock)
 	} else {
-		c.Cached = e.cached(a)
+		c.Cached = Count(e.cached(a))
 	}
 	if r.misjudged > 0 {
 		rng := rand.New(rand.NewPCG(uint64(a.at), uint64(i)))
 		if rng.Float64() < r.misjudged {
-			if c.Cached = int(float64(c.Cached) * rng.Float64()); rng.IntN(2) == 0 {
-				c.Cached = int(float64(a.input) * rng.Float64())
+			if c.Cached = int32(float64(c.Cached) * rng.Float64()); rng.IntN(2) == 0 {
+				c.Cached = int32(float64(a.input) * rng.Float64())
 			}
 		}
 	}
@@ -237,7 +237,7 @@ func (r *replay) describe(c *Candidate, i int, e *engine, v *view, a *arrival, n
 		c.Ahead, c.Wait = v.backlog.Ahead(&c.Speed, now)
 	}
 	if r.whole > 0 {
-		c.Decoding = max(v.inFlight-int(c.Ahead.Prompts), 0) // as the proxy has it
+		c.Decoding = Count(max(v.inFlight-int(c.Ahead.Prompts), 0)) // as the proxy has it
 	}
 	if !v.load.Fresh(now) {
 		return
@@ -245,10 +245,10 @@ func (r *replay) describe(c *Candidate, i int, e *engine, v *view, a *arrival, n
 	if requests, waiting := v.load.Foreign(); requests > 0 {
 		others := v.load.ForeignWork(v.prompt)
 		c.Ahead, c.Wait = c.Ahead.Plus(others), c.Wait+c.Speed.Time(others)
-		c.InFlight += requests
-		c.Decoding += requests - waiting
+		c.InFlight += Count(requests)
+		c.Decoding += Count(requests - waiting)
 	}
-	c.KV, c.Queued = v.load.KV, v.load.Waiting
+	c.KV, c.Queued = float32(v.load.KV), Count(v.load.Waiting)
 }
 
 // report takes what the engine says of its load.

@@ -55,7 +55,8 @@ func (s *Standing) Describe(c *Candidate, inside, pending int, now time.Time) {
 	}
 	*c = Candidate{}
 	c.Speed, c.Ahead, c.Wait = speed, ahead, wait
-	c.InFlight, c.Decoding = inside+pending, max(inside-int(ahead.Prompts), 0)
+	inFlight, decoding := inside+pending, max(inside-int(ahead.Prompts), 0)
+	c.InFlight, c.Decoding = Count(inFlight), Count(decoding)
 	l := s.load.Load()
 	if !l.Fresh(now) {
 		return
@@ -63,10 +64,9 @@ func (s *Standing) Describe(c *Candidate, inside, pending int, now time.Time) {
 	if requests, waiting := l.Foreign(); requests > 0 {
 		others := l.ForeignWork(s.prompts.Get())
 		c.Ahead, c.Wait = ahead.Plus(others), wait+speed.Time(others)
-		c.InFlight += requests
-		c.Decoding += requests - waiting
+		c.InFlight, c.Decoding = Count(inFlight+requests), Count(decoding+requests-waiting)
 	}
-	c.KV, c.Queued, c.HitRate = l.KV, l.Waiting, l.HitRate
+	c.KV, c.Queued, c.HitRate = float32(l.KV), Count(l.Waiting), l.HitRate
 	c.VRAMFree, c.VRAMTotal = l.VRAMFree, l.VRAMTotal
 }
 
@@ -74,7 +74,7 @@ func (s *Standing) Describe(c *Candidate, inside, pending int, now time.Time) {
 func (s *Standing) decoding(inside, pending int, now time.Time) int {
 	var c Candidate
 	s.Describe(&c, inside, pending, now)
-	return c.Decoding
+	return int(c.Decoding)
 }
 
 // promises are what requests will be to a replica that are going to be sent there,

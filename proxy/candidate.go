@@ -48,7 +48,7 @@ func (x *exchange) pick(line bool) (r *Replica, full bool) {
 		if b := x.blocks; b != nil {
 			var found cached
 			found, c.Exact = b.at(r)
-			c.Cached, c.CachedGPU, c.CachedCPU = found.any, found.gpu, found.cpu
+			c.Cached, c.CachedGPU, c.CachedCPU = policy.Count(found.any), policy.Count(found.gpu), policy.Count(found.cpu)
 		}
 	}
 	x.describe()
@@ -171,7 +171,7 @@ func (x *exchange) answerSize() int {
 func (r *Replica) describe(c *policy.Candidate, now time.Time) {
 	r.standing.Describe(c, r.InFlight(), r.Pending(), now)
 	c.Slot, c.Key = r.Slot, r.key
-	c.Share, c.Large = r.warmth.share(now), r.large.Load()
+	c.Share, c.Large = float32(r.warmth.share(now)), r.large.Load()
 }
 
 // takeDecision makes candidates, places and costs empty.
@@ -198,7 +198,7 @@ func (x *exchange) putDecision() {
 // picked is how many of the prompt's tokens the replica that was picked has cached.
 func (x *exchange) picked() int {
 	if i := x.choice.Index; i >= 0 && i < len(x.candidates) {
-		return x.candidates[i].Cached
+		return int(x.candidates[i].Cached)
 	}
 	return 0
 }

@@ -328,7 +328,7 @@ func TestChaos(t *testing.T) {
 				r.SetBounds(chaosPlaces, chaosLine)
 			}
 			records := make(chan *Decision, 4)
-			c.s.SetDecisions(records, 1)
+			c.s.SetDecisions(records, DecisionsWanted{Sample: 1})
 			h2 := c.speak(tongue{http: "2"})
 			state := &ModelState{}
 			c.rule(&state)

@@ -333,7 +333,7 @@ func TestPrefillIsPromised(t *testing.T) {
 		eventually(t, 20*time.Second, fmt.Sprintf("%d prompts are before it", want), func() bool {
 			var c policy.Candidate
 			r.replicas[0].describe(&c, time.Now())
-			return int(c.Ahead.Prompts) == want && c.InFlight == want && c.Decoding == 0 && (c.Wait > 0) == (want > 0)
+			return int(c.Ahead.Prompts) == want && int(c.InFlight) == want && c.Decoding == 0 && (c.Wait > 0) == (want > 0)
 		})
 	}
 	a, b := r.dial(), r.dial()

@@ -20,7 +20,8 @@ type Config struct {
 	ServedModelName []string `yaml:"served_model_name" name:"served-model-name" default:"sim" help:"Name of the model, repeatable for aliases."`
 	// MaxModelLen is by default what the KV cache has room for, at most 32768.
 	MaxModelLen int `yaml:"max_model_len" name:"max-model-len" default:"0" help:"Most tokens of a prompt and its answer; 0 is what the KV cache has room for, at most 32768."`
-	MaxNumSeqs  int `yaml:"max_num_seqs" name:"max-num-seqs" default:"256" help:"Most sequences that run at the same time; others wait."`
+	// MaxNumSeqs is by default 256; of llama.cpp, whose slots they are, 4; of Ollama 1.
+	MaxNumSeqs int `yaml:"max_num_seqs" name:"max-num-seqs" aliases:"parallel" default:"0" help:"Most sequences that run at the same time; others wait. --parallel of llama.cpp, OLLAMA_NUM_PARALLEL of Ollama. 0 is 256, of these two 4 and 1."`
 	// APIKey, when not empty, must be sent as bearer token to /v1 and /v2.
 	APIKey       string `yaml:"api_key" name:"api-key" help:"Key that requests to /v1 must carry."`
 	BlockSize    int    `yaml:"block_size" name:"block-size" default:"16" help:"Tokens of a KV cache block; --page-size of SGLang."`
@@ -37,10 +38,19 @@ type Config struct {
 	DataParallelSize int `yaml:"data_parallel_size" name:"data-parallel-size" default:"1" help:"Engines behind the one address, each with a KV cache of its own."`
 	// EnablePromptTokensDetails: answers tell how many tokens were cached.
 	EnablePromptTokensDetails bool `yaml:"enable_prompt_tokens_details" name:"enable-prompt-tokens-details" aliases:"enable-cache-report" help:"Tell in usage how many tokens of the prompt were cached; --enable-cache-report of SGLang."`
+	// MaxConcurrentRequests and MaxInputTokens are TGI's limits. Defaults: 128,
+	// and one less than MaxModelLen.
+	MaxConcurrentRequests int `yaml:"max_concurrent_requests" name:"max-concurrent-requests" default:"128" help:"Most requests that TGI has at one time; it refuses others with 429."`
+	MaxInputTokens        int `yaml:"max_input_tokens" name:"max-input-tokens" default:"0" help:"Most tokens of a prompt for TGI; 0 is one less than --max-model-len."`
 	// LoRAModules are the names of adapters, which models are served as too.
 	LoRAModules []string `yaml:"lora_modules" name:"lora-modules" help:"Name of a LoRA adapter, repeatable."`
 
 	KVEvents KVEvents `yaml:"kv_events" embed:"" prefix:"kv-events-"`
+	LlamaCPP LlamaCPP `yaml:"llamacpp" embed:""`
+	Ollama   Ollama   `yaml:"ollama" embed:""`
+	// LoadTime is how long llama.cpp loads its model before it serves, and Ollama
+	// before the first request that needs it is.
+	LoadTime time.Duration `yaml:"load_time" name:"load-time" default:"0s" help:"How long llama.cpp at its start, and Ollama with the first request, loads the model."`
 
 	TimeoutKeepAliveS int `yaml:"timeout_keep_alive" name:"timeout-keep-alive" default:"5" help:"Seconds until an idle connection is closed; negative is never."`
 
@@ -71,6 +81,12 @@ func (c *Config) complete() error {
 	if len(c.ServedModelName) == 0 {
 		c.ServedModelName = []string{"sim"}
 	}
+	switch c.Engine {
+	case "llamacpp":
+		setDefault(&c.MaxNumSeqs, 4)
+	case "ollama":
+		setDefault(&c.MaxNumSeqs, 1)
+	}
 	setDefault(&c.MaxNumSeqs, 256)
 	setDefault(&c.BlockSize, 16)
 	setDefault(&c.NumGPUBlocks, 16384)
@@ -83,6 +99,8 @@ func (c *Config) complete() error {
 	// One block is not for tokens.
 	room := (c.NumGPUBlocks - 1) * c.BlockSize
 	setDefault(&c.MaxModelLen, min(32768, room))
+	setDefault(&c.MaxConcurrentRequests, tgiConcurrent)
+	setDefault(&c.MaxInputTokens, c.MaxModelLen-1)
 	setDefault(&c.TimeoutKeepAliveS, 5)
 	setDefault(&c.DefaultOutputTokens, 128)
 	setDefault(&c.TimePerOutputToken, 10*time.Millisecond)
@@ -109,6 +127,10 @@ func (c *Config) complete() error {
 		errs = append(errs, fmt.Errorf("max-model-len %d needs a KV cache of %d blocks, num-gpu-blocks-override is %d",
 			c.MaxModelLen, ceilDiv(c.MaxModelLen, c.BlockSize)+1, c.NumGPUBlocks))
 	}
+	atLeast("max-concurrent-requests", c.MaxConcurrentRequests, 1)
+	if c.MaxInputTokens < 1 || c.MaxInputTokens >= c.MaxModelLen {
+		errs = append(errs, fmt.Errorf("max-input-tokens must be between 1 and max-model-len - 1 = %d, got %d", c.MaxModelLen-1, c.MaxInputTokens))
+	}
 	if !slices.Contains(engines, c.Engine) {
 		errs = append(errs, fmt.Errorf("engine must be one of %s, not %q", strings.Join(engines, ", "), c.Engine))
 	}
@@ -134,6 +156,25 @@ func (c *Config) complete() error {
 	}
 	if c.TimePerOutputToken < 0 {
 		errs = append(errs, fmt.Errorf("time-per-output-token must not be negative, got %v", c.TimePerOutputToken))
+	}
+	if c.LoadTime < 0 {
+		errs = append(errs, fmt.Errorf("load-time must not be negative, got %v", c.LoadTime))
+	}
+	if c.Engine == "llamacpp" || c.Engine == "ollama" {
+		// What they do not have must not seem to be there.
+		if c.DataParallelSize > 1 {
+			errs = append(errs, fmt.Errorf("data-parallel-size is not for the engine %s", c.Engine))
+		}
+		if c.KVEvents.Endpoint != "" {
+			errs = append(errs, fmt.Errorf("kv-events are not for the engine %s, which tells nothing of its cache", c.Engine))
+		}
+		if len(c.LoRAModules) > 0 {
+			errs = append(errs, fmt.Errorf("lora-modules are not for the engine %s", c.Engine))
+		}
+	}
+	c.Ollama.complete()
+	if err := c.Ollama.check(); err != nil {
+		errs = append(errs, err)
 	}
 	if err := c.Faults.check(); err != nil {
 		errs = append(errs, fmt.Errorf("fault: %w", err))

@@ -17,11 +17,15 @@
 //	tokenize.go   tokens of a text and back
 //	answer.go     the bytes of an answer: SSE events, bodies, error bodies
 //	fault.go      misbehaviour a test can ask for, and raw bodies
+//	stats.go      what a server has counted, whatever its engine
+//	face.go       what differs from engine to engine over HTTP
+//	vllm.go       vLLM's routes and pages; sglang.go, tgi.go, llamacpp.go and ollama.go theirs
+//	llamacpp_*.go llama.cpp's requests, answers and slots; ollama_*.go Ollama's
 //	exchange.go   one request's way through the server, top to bottom
 //	process.go    what a restart makes anew: ranks, their engines and publishers
 //	publisher.go  KV cache events: batches, replay, snapshots
 //	socket.go     the ZeroMQ sockets for them
-//	server.go     Server: routes, Start, Close, counters
+//	server.go     Server: Start, Close, counters
 //	config.go     Config: flags, named as vLLM's where one exists
 //	metrics.go    the /metrics page
 //	conn.go       the accepted connections: resets, split writes, refusals

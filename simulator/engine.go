@@ -73,8 +73,9 @@ type Sequence struct {
 	shared int
 	own    int
 
-	// wake belongs to the caller of Engine and is not touched by it.
+	// wake and slot belong to the caller of Engine and are not touched by it.
 	wake chan struct{}
+	slot int
 }
 
 // State is how far an engine is with a sequence. The zero value is one that has

@@ -7,7 +7,6 @@ import (
 	"io"
 	"net/http"
 	"strconv"
-	"strings"
 	"time"
 )
 
@@ -20,6 +19,7 @@ type exchange struct {
 	process *process
 	rank    *rank
 	w       http.ResponseWriter
+	r       *http.Request
 	http    *http.ResponseController
 	// ctx ends when the client leaves or the server closes.
 	ctx     context.Context
@@ -28,11 +28,10 @@ type exchange struct {
 	*answer // nil for a raw body
 	// reason is what the metrics count an answer under that is not complete.
 	reason string
-	// shape is the API whose errors the route answers with.
-	shape api
 
-	arrived time.Duration
-	timer   *time.Timer
+	timer *time.Timer
+	// said: something of a stream was sent.
+	said bool
 	// wake holds a token when another request's departure moved the plan of
 	// one of this exchange's sequences.
 	wake chan struct{}
@@ -51,19 +50,11 @@ func (s *Server) infer(parse parser) http.HandlerFunc {
 			req, err = parse(&s.cfg, body)
 		}
 		if err != nil {
-			writeFailure(w, shapeOf(r), err)
+			s.refuse(w, r, err)
 			return
 		}
 		s.serve(w, r, req)
 	}
-}
-
-// shapeOf returns the API whose errors the request's route answers with.
-func shapeOf(r *http.Request) api {
-	if strings.HasPrefix(r.URL.Path, "/v1/messages") {
-		return messages
-	}
-	return plain
 }
 
 // readBody reads the body to its end: only then does net/http watch for the
@@ -77,20 +68,24 @@ func readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
 		status = http.StatusRequestEntityTooLarge
 	}
-	return nil, &apiError{status, http.StatusText(status), "", "cannot read the request's body: " + err.Error()}
+	return nil, &apiError{status: status, kind: http.StatusText(status), param: "", message: "cannot read the request's body: " + err.Error()}
 }
 
 // serve takes a checked request to the end of its answer.
 func (s *Server) serve(w http.ResponseWriter, r *http.Request, req *request) {
 	if !req.ownFaults {
-		req.faults = s.faults.Load().take()
+		set := s.faults.Load()
+		if req.faults = set.take(); set.Throttle != 0 {
+			s.throttle()
+		}
 	}
 	req.distort()
+	arrived := s.now()
 	x := &exchange{
-		s: s, w: w, http: http.NewResponseController(w),
+		s: s, w: w, r: r, http: http.NewResponseController(w),
 		ctx: r.Context(), conn: connOf(r.Context()), req: req,
-		arrived: s.now(), timer: time.NewTimer(time.Hour), wake: make(chan struct{}, 1),
-		reason: "abort", shape: shapeOf(r),
+		timer: time.NewTimer(time.Hour), wake: make(chan struct{}, 1),
+		reason: "abort",
 	}
 	x.timer.Stop()
 	x.conn.split = 0
@@ -122,8 +117,21 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, req *request) {
 		x.conn.split = s.nextSplit()
 	}
 	x.answer = newAnswer(&s.cfg, req, requestID(r), s.created())
+	x.arrived = arrived
+	if req.refused != nil {
+		complete = x.refuse(req.refused)
+		return
+	}
+	if s.face.admit != nil && req.api != plain {
+		release, err := s.face.admit(x)
+		if err != nil {
+			complete = x.refuse(err)
+			return
+		}
+		defer release()
+	}
 	if err := x.arrive(r.Header); err != nil {
-		writeFailure(w, x.shape, err)
+		complete = x.refuse(err)
 		return
 	}
 	defer func() { x.depart(complete) }()
@@ -135,6 +143,19 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, req *request) {
 	} else {
 		complete = x.body()
 	}
+}
+
+// refuse answers a request for which there is no room, and reports whether the
+// answer has ended as one of its kind does.
+func (x *exchange) refuse(err error) bool {
+	if x.s.face.refusesInStream && x.req.stream {
+		x.failed = asAPIError(err)
+		x.s.current().metrics.refused(x.failed)
+		x.head(x.w.Header())
+		return x.sendEvents(x.appendFailure(x.buf[:0]))
+	}
+	x.s.refuse(x.w, x.r, err)
+	return false
 }
 
 // arrive enters the sequences into an engine.
@@ -161,6 +182,7 @@ func (x *exchange) arrive(h http.Header) error {
 		seq := &x.choices[i].seq
 		seq.wake = x.wake
 		x.rank.engine.Arrive(seq, now)
+		x.rank.sequences, x.rank.prompted = x.rank.sequences+1, x.rank.prompted+seq.prompt()
 	}
 	x.process.settle(x.rank, now)
 	x.process.metrics.arrived(x.answer, x.rank)
@@ -173,15 +195,15 @@ func (x *exchange) depart(complete bool) {
 	defer x.s.mu.Unlock()
 	now := x.s.now()
 	for i := range x.choices {
-		x.rank.engine.Depart(&x.choices[i].seq, now)
+		seq := &x.choices[i].seq
+		if x.req.api.generates() {
+			x.rank.generated += seq.made(now)
+		}
+		x.rank.engine.Depart(seq, now)
 	}
 	x.process.settle(x.rank, now)
 	for i := range x.choices {
-		reason := x.reason
-		if complete {
-			reason = x.choices[i].reason()
-		}
-		x.process.metrics.ended(x.rank, reason)
+		x.process.metrics.ended(x, &x.choices[i], complete)
 	}
 }
 
@@ -189,11 +211,17 @@ func (x *exchange) depart(complete bool) {
 // sent to its end. Each event is written and flushed by itself: one chunk, and
 // at most one token.
 func (x *exchange) stream() bool {
-	x.w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
-	x.w.WriteHeader(http.StatusOK)
-	if !x.req.faults.HeadWithToken && x.http.Flush() != nil {
+	if x.req.opens == withStart && !x.begun() {
 		return false
 	}
+	x.head(x.w.Header())
+	if !x.req.faults.HeadWithToken && x.req.opens != withToken {
+		x.w.WriteHeader(http.StatusOK)
+		if x.said = true; x.http.Flush() != nil {
+			return false
+		}
+	}
+	x.clock = x.s.now()
 	if !x.sendEvents(x.appendPrelude(x.buf[:0])) {
 		return false
 	}
@@ -213,6 +241,7 @@ func (x *exchange) stream() bool {
 		if i < 0 {
 			return false
 		}
+		x.clock = x.s.now()
 		if tokens == 0 && !x.sendEvents(x.appendOpening(x.buf[:0])) {
 			return false
 		}
@@ -228,7 +257,8 @@ func (x *exchange) stream() bool {
 func (x *exchange) sendEvents(events []byte) bool {
 	x.buf = events
 	for len(events) > 0 {
-		end := bytes.Index(events, []byte("\n\n")) + 2
+		x.said = true
+		end := bytes.Index(events, x.eventEnd) + len(x.eventEnd)
 		if _, err := x.w.Write(events[:end]); err != nil || x.http.Flush() != nil {
 			return false
 		}
@@ -244,6 +274,21 @@ func (x *exchange) send(part []byte) bool {
 		return false
 	}
 	return x.http.Flush() == nil
+}
+
+// begun waits until the engine has begun with a choice, and reports false if the
+// client left before.
+func (x *exchange) begun() bool {
+	for {
+		for i := range x.choices {
+			if x.look(&x.choices[i]); x.choices[i].planned {
+				return true
+			}
+		}
+		if _, ok := x.until(false, 0); !ok {
+			return false
+		}
+	}
 }
 
 // nextToken waits until a token is ready and returns its choice, or -1 if the
@@ -293,6 +338,11 @@ func (x *exchange) look(c *choice) {
 	x.s.mu.Lock()
 	defer x.s.mu.Unlock()
 	c.from, c.at, c.cached, c.planned = c.seq.from, c.seq.at, c.seq.Cached, c.seq.state != Waiting
+	c.began, c.computed = c.seq.Start, c.seq.First
+	if slots := x.process.metrics.slotsOf(x.rank); slots != nil {
+		slots.follow(x.s.now())
+		c.slot = c.seq.slot
+	}
 }
 
 // until waits for the time due, if that is known. It reports ready when that
@@ -302,15 +352,26 @@ func (x *exchange) until(known bool, due time.Duration) (ready, ok bool) {
 	if x.ctx.Err() != nil {
 		return false, false
 	}
-	if d := due - x.s.now(); known && (d <= 0 || x.s.cfg.ZeroLatency) {
+	now := x.s.now()
+	if known && (due <= now || x.s.cfg.ZeroLatency) {
 		return true, true
-	} else if known {
-		x.timer.Reset(d)
-	} else {
+	}
+	// What a stream says while there is no token comes first.
+	interim := x.req.stream && x.interim != 0 && (!known || x.interim < due)
+	switch {
+	case interim:
+		x.timer.Reset(x.interim - now)
+	case known:
+		x.timer.Reset(due - now)
+	default:
 		x.timer.Stop()
 	}
 	select {
 	case <-x.timer.C:
+		if interim {
+			x.clock = x.s.now()
+			return false, x.sendEvents(x.req.dialect.appendPart(x.buf[:0], x.answer, atInterim, 0))
+		}
 		return true, true
 	case <-x.wake:
 		for i := range x.choices {
@@ -350,12 +411,18 @@ func (x *exchange) body() bool {
 	f := &x.req.faults
 	if f.Break == "error" {
 		x.reason = "error"
-		writeFailure(x.w, x.shape, statusError(http.StatusInternalServerError))
+		x.s.refuse(x.w, x.r, statusError(x.s.face.failure))
+		return false
+	}
+	if x.req.defect != nil {
+		x.reason = "error"
+		x.s.refuse(x.w, x.r, x.req.defect)
 		return false
 	}
 	x.process.metrics.whole(x)
+	x.clock = x.s.now()
 	x.buf = x.appendPaddedBody(x.buf[:0])
-	x.w.Header().Set("Content-Type", "application/json")
+	x.head(x.w.Header())
 	if f.Break != "chunk" {
 		x.w.Header().Set("Content-Length", strconv.Itoa(len(x.buf)+f.LengthExcess))
 	}

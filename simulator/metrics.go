@@ -5,6 +5,7 @@ import (
 	"math"
 	"net/http"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -21,10 +22,22 @@ type metrics struct {
 // rankMetrics are the series of one rank.
 type rankMetrics struct {
 	prompt, generation        prometheus.Counter
-	success                   *prometheus.CounterVec // nil of SGLang
+	success                   *prometheus.CounterVec // only vLLM's
 	firstToken, betweenTokens prometheus.Histogram
-	// values are read from the engine when the page is asked for.
+	// values are read from the engine when the page is asked for, unless they
+	// are hidden.
 	values []metricValue
+	hidden *atomic.Bool
+	// taken, when not nil, counts a request whose choices have entered the
+	// engine. The server's mutex is held.
+	taken func(a *answer)
+	// done, when not nil, counts a choice that is over, and whether all of it
+	// was sent. The server's mutex is held.
+	done func(x *exchange, c *choice, complete bool)
+	// refused, when not nil, counts a request that was not taken.
+	refused func(e *apiError)
+	// slots are llama.cpp's, which has no others of the above.
+	slots *llamaSlots
 }
 
 type metricValue struct {
@@ -37,13 +50,19 @@ func newMetrics(p *process) *metrics {
 	m := &metrics{registry: prometheus.NewRegistry(), p: p}
 	for _, r := range p.ranks {
 		var rm *rankMetrics
-		if p.s.cfg.sglang() {
+		switch p.s.cfg.Engine {
+		case "sglang":
 			rm = m.sglang(r)
-		} else {
+		case "tgi":
+			rm = m.tgi(r)
+		case "llamacpp":
+			rm = m.llamacpp(r)
+		case "ollama":
+			rm = m.ollama(r)
+		default:
 			rm = m.vllm(r)
 		}
 		m.ranks = append(m.ranks, rm)
-		m.registry.MustRegister(rm.prompt, rm.generation, rm.firstToken, rm.betweenTokens)
 	}
 	m.registry.MustRegister(m)
 	return m
@@ -65,6 +84,7 @@ func (m *metrics) vllm(r *rank) *rankMetrics {
 			Help: "Count of requests by the reason they ended.", ConstLabels: labels}, []string{"finished_reason"}),
 	}
 	rm.counters("vllm:", labels)
+	m.registry.MustRegister(rm.prompt, rm.generation, rm.firstToken, rm.betweenTokens)
 	for _, reason := range []string{"stop", "length", "abort", "error", "repetition"} {
 		rm.success.WithLabelValues(reason)
 	}
@@ -108,6 +128,7 @@ func (m *metrics) sglang(r *rank) *rankMetrics {
 	}
 	rm := &rankMetrics{}
 	rm.counters("sglang:", labels)
+	m.registry.MustRegister(rm.prompt, rm.generation, rm.firstToken, rm.betweenTokens)
 	gauge := func(name, help string, of func(*Engine, Load) float64) {
 		rm.value("sglang:"+name, help, labels, prometheus.GaugeValue, of)
 	}
@@ -131,7 +152,7 @@ func (m *metrics) sglang(r *rank) *rankMetrics {
 	return rm
 }
 
-// counters makes the series that both engines have.
+// counters makes the series that vLLM and SGLang both show.
 func (rm *rankMetrics) counters(prefix string, labels prometheus.Labels) {
 	rm.prompt = prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "prompt_tokens_total",
 		Help: "Number of prefill tokens processed.", ConstLabels: labels})
@@ -171,6 +192,9 @@ func (m *metrics) Collect(to chan<- prometheus.Metric) {
 		if s.cfg.ZeroLatency && len(m.ranks) == 1 {
 			l.Running = s.Running()
 		}
+		if hidden := m.ranks[i].hidden; hidden != nil && hidden.Load() {
+			continue
+		}
 		for _, v := range m.ranks[i].values {
 			out = append(out, prometheus.MustNewConstMetric(v.desc, v.kind, v.of(r.engine, l)))
 		}
@@ -181,15 +205,38 @@ func (m *metrics) Collect(to chan<- prometheus.Metric) {
 	}
 }
 
-// arrived counts the prompts of a new request.
+// arrived counts the prompts of a new request. The server's mutex is held.
 func (m *metrics) arrived(a *answer, r *rank) {
-	m.ranks[r.number].prompt.Add(float64(a.promptTokens()))
+	rm := m.ranks[r.number]
+	rm.prompt.Add(float64(a.promptTokens()))
+	if rm.taken != nil {
+		rm.taken(a)
+	}
 }
 
-// ended counts a choice by why it has ended.
-func (m *metrics) ended(r *rank, reason string) {
-	if v := m.ranks[r.number].success; v != nil {
-		v.WithLabelValues(reason).Inc()
+// slotsOf returns the slots of a rank of llama.cpp, nil of others.
+func (m *metrics) slotsOf(r *rank) *llamaSlots { return m.ranks[r.number].slots }
+
+// ended counts a choice that is over, by why it has ended. The server's mutex
+// is held.
+func (m *metrics) ended(x *exchange, c *choice, complete bool) {
+	rm := m.ranks[x.rank.number]
+	if rm.success != nil {
+		reason := x.reason
+		if complete {
+			reason = c.reason()
+		}
+		rm.success.WithLabelValues(reason).Inc()
+	}
+	if rm.done != nil {
+		rm.done(x, c, complete)
+	}
+}
+
+// refused counts a request that was not taken.
+func (m *metrics) refused(e *apiError) {
+	if of := m.ranks[0].refused; of != nil {
+		of(e)
 	}
 }
 

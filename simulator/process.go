@@ -17,6 +17,9 @@ type process struct {
 	began   time.Time
 	metrics *metrics
 	ranks   []*rank
+	// throttled is by how much the engines are; 1 is not at all. The server's
+	// mutex guards it.
+	throttled float64
 	// turn is the rank that the next request without a wish is offered first.
 	// The server's mutex guards it.
 	turn int
@@ -37,6 +40,10 @@ type rank struct {
 	engine  *Engine
 	until   time.Duration
 	changed []*Sequence
+	// sequences have entered the engine, with prompts of so many tokens, and
+	// generated are the tokens of those that have left it; the same mutex guards
+	// them.
+	sequences, prompted, generated int
 	// kick holds a token when the goroutine must look earlier.
 	kick chan struct{}
 }
@@ -44,7 +51,7 @@ type rank struct {
 // newProcess starts a process: its ranks listen when it returns.
 func newProcess(s *Server) (*process, error) {
 	ctx, cancel := context.WithCancel(context.Background())
-	p := &process{s: s, began: time.Now(), cancel: cancel}
+	p := &process{s: s, began: time.Now(), cancel: cancel, throttled: 1}
 	for i := range s.cfg.DataParallelSize {
 		r := &rank{number: i, engine: s.cfg.newEngine(), until: never, kick: make(chan struct{}, 1)}
 		p.ranks = append(p.ranks, r)
@@ -63,6 +70,21 @@ func newProcess(s *Server) (*process, error) {
 		p.ran.Go(func() { p.run(ctx, r) })
 	}
 	return p, nil
+}
+
+// throttleLocked makes all that the engines do from now on take by times as
+// long as it takes else. The server's mutex is held.
+func (p *process) throttleLocked(by float64) {
+	if p.throttled == by {
+		return
+	}
+	p.throttled = by
+	now := p.s.now()
+	for _, r := range p.ranks {
+		r.engine.Slow(by, now)
+		r.engine.Advance(now)
+		p.settle(r, now)
+	}
 }
 
 // close ends the goroutines and the publishers, and waits for them.
@@ -171,6 +193,7 @@ func (s *Server) Restart() error {
 	}
 	s.mu.Lock()
 	s.process = fresh
+	s.process.throttleLocked(s.faults.Load().throttle())
 	s.mu.Unlock()
 	s.connections.Range(func(c, _ any) bool {
 		c.(*conn).reset()

@@ -58,12 +58,27 @@ type request struct {
 	stop []string
 	call *call
 	form *form
-	// adapter is the LoRA adapter asked for, if any.
+	// stopsWhole: a choice ends with the token that ends in a stop text, and
+	// both are said.
+	stopsWhole bool
+	// adapter is the LoRA adapter asked for, if any. noRead: nothing is taken from
+	// the cache.
 	adapter string
 	salt    *string
+	noRead  bool
 
 	// tokenIDs: the answer shows the ids of its tokens and of the prompt's.
 	stream, usage, continuousUsage, tokenIDs bool
+
+	// dialect, when not nil, writes the answer. opens is when a stream's head is
+	// sent.
+	dialect dialect
+	// refused is why nothing of it is done though it could be read; only an
+	// engine with face.refusesInStream has such.
+	refused *apiError
+	// defect is what an answer that is not streamed turns out to be.
+	defect *apiError
+	opens  opens
 
 	// The parts of an answer that only one API has.
 	responses *responsesBody
@@ -327,7 +342,7 @@ func checkModel(cfg *Config, model *string) error {
 	if model == nil || *model == "" || slices.Contains(cfg.ServedModelName, *model) || slices.Contains(cfg.LoRAModules, *model) {
 		return nil
 	}
-	return &apiError{http.StatusNotFound, "NotFoundError", "model", fmt.Sprintf("The model `%s` does not exist. Valid aliases: %s.",
+	return &apiError{status: http.StatusNotFound, kind: "NotFoundError", param: "model", message: fmt.Sprintf("The model `%s` does not exist. Valid aliases: %s.",
 		*model, strings.Join(cfg.ServedModelName, ", "))}
 }
 
@@ -361,8 +376,7 @@ func renderChat(b *requestBody) (string, error) {
 	for i, m := range *b.Messages {
 		content, err := contentText(m.Content)
 		if err != nil {
-			return "", &apiError{http.StatusBadRequest, "Bad Request", fmt.Sprintf("body.messages.%d.content", i),
-				fmt.Sprintf("1 validation error: %v", err)}
+			return "", &apiError{status: http.StatusBadRequest, kind: "Bad Request", param: fmt.Sprintf("body.messages.%d.content", i), message: fmt.Sprintf("1 validation error: %v", err)}
 		}
 		text.WriteString("<|" + m.Role + "|>\n" + content + "\n")
 		if len(m.ToolCalls) > 0 && m.ToolCalls.Kind() != 'n' {
@@ -407,8 +421,8 @@ func contentText(v jsontext.Value) (string, error) {
 // readPrompts reads the four forms of the prompts in the member name: a text, a list of texts,
 // a list of token ids, a list of such lists.
 func readPrompts(name string, v jsontext.Value) ([]prompt, error) {
-	wrong := &apiError{http.StatusBadRequest, "Bad Request", "body." + name,
-		"1 validation error: " + name + " must be a string, a list of strings, a list of token ids or a list of such lists, and not empty"}
+	wrong := &apiError{status: http.StatusBadRequest, kind: "Bad Request", param: "body." + name,
+		message: "1 validation error: " + name + " must be a string, a list of strings, a list of token ids or a list of such lists, and not empty"}
 	switch v.Kind() {
 	case jsontext.KindInvalid, 'n':
 		return nil, missing(name)
@@ -455,7 +469,7 @@ func unmarshal(body []byte, into any, options ...json.Options) error {
 	if err == nil {
 		return nil
 	}
-	e := &apiError{http.StatusBadRequest, "Bad Request", "body", "1 validation error: invalid JSON"}
+	e := &apiError{status: http.StatusBadRequest, kind: "Bad Request", param: "body", message: "1 validation error: invalid JSON"}
 	if syntactic, ok := errors.AsType[*jsontext.SyntacticError](err); ok {
 		e.message = fmt.Sprintf("1 validation error: invalid JSON at byte %d", syntactic.ByteOffset)
 		e.param = fmt.Sprintf("body.%d", syntactic.ByteOffset)
@@ -477,6 +491,8 @@ func unmarshal(body []byte, into any, options ...json.Options) error {
 type apiError struct {
 	status               int
 	kind, param, message string
+	// text: the message is all that the answer has, and it is not JSON.
+	text bool
 }
 
 func (e *apiError) Error() string { return e.message }
@@ -512,9 +528,9 @@ func (e *apiError) appendBody(dst []byte) []byte {
 }
 
 func badParameter(param, format string, args ...any) *apiError {
-	return &apiError{http.StatusBadRequest, "BadRequestError", param, fmt.Sprintf(format, args...)}
+	return &apiError{status: http.StatusBadRequest, kind: "BadRequestError", param: param, message: fmt.Sprintf(format, args...)}
 }
 
 func missing(field string) *apiError {
-	return &apiError{http.StatusBadRequest, "Bad Request", "body." + field, "1 validation error: field required: " + field}
+	return &apiError{status: http.StatusBadRequest, kind: "Bad Request", param: "body." + field, message: "1 validation error: field required: " + field}
 }

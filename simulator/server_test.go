@@ -77,12 +77,17 @@ func eventually(t testing.TB, within time.Duration, what string, holds func() bo
 	}
 }
 
-// TestHTTP compares whole answers byte for byte. The chunked ones are shown as
-// the chunks that arrived, one a line.
+// TestHTTP compares whole answers byte for byte.
 func TestHTTP(t *testing.T) {
-	datadriven.Walk(t, "testdata/http", func(t *testing.T, path string) {
-		s := start(t, Config{ZeroLatency: true, Created: 1700000000, ServedModelName: []string{"m", "alias"},
-			MaxModelLen: 1000, DefaultOutputTokens: 3, APIKey: "k"})
+	testAnswers(t, "testdata/http", Config{ZeroLatency: true, Created: 1700000000, ServedModelName: []string{"m", "alias"},
+		MaxModelLen: 1000, DefaultOutputTokens: 3, APIKey: "k"})
+}
+
+// testAnswers runs the exchanges in a folder, each file with a server of its
+// own. The chunked answers are shown as the chunks that arrived, one a line.
+func testAnswers(t *testing.T, folder string, cfg Config) {
+	datadriven.Walk(t, folder, func(t *testing.T, path string) {
+		s := start(t, cfg)
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			target, headers := d.CmdArgs[0].Key, ""
 			if v := d.CmdArgs[0].Vals; len(v) > 0 {

@@ -218,6 +218,30 @@ func (v voice) until(n int, stops []string) (tokens []string, stopped string) {
 	return tokens, stopped
 }
 
+// endsIn returns how many of the first n tokens there are up to the first that
+// ends in one of some texts, and that text; n and "" if none does.
+func (v voice) endsIn(n int, stops []string) (tokens int, stopped string) {
+	if len(stops) == 0 {
+		return n, ""
+	}
+	longest := 0
+	for _, s := range stops {
+		longest = max(longest, len(s))
+	}
+	var said []byte
+	for k := range n {
+		said = appendX(append(said, v.word(k).text...), v.padding(k))
+		for _, s := range stops {
+			if bytes.HasSuffix(said, []byte(s)) {
+				return k + 1, s
+			}
+		}
+		// No more is needed to find the longest.
+		said = append(said[:0], said[max(0, len(said)-longest):]...)
+	}
+	return n, ""
+}
+
 // appendEscaped appends token k as it stands inside a JSON string.
 func (v voice) appendEscaped(dst []byte, k int) []byte {
 	dst = append(dst, v.word(k).escaped...)

@@ -145,10 +145,10 @@ func (a *agent) describe(v *visit, now time.Time) {
 		var h index.Held
 		l.HeldAt(&h, i)
 		c.Exact = l.Exact(i)
-		c.Cached = p.CachedBlocks(h[index.Tiers-1])
+		c.Cached = policy.Count(p.CachedBlocks(h[index.Tiers-1]))
 		c.CachedGPU, c.CachedCPU = c.Cached, c.Cached
 		if h[index.GPU] != h[index.Tiers-1] {
-			c.CachedGPU, c.CachedCPU = p.CachedBlocks(h[index.GPU]), p.CachedBlocks(h[index.CPU])
+			c.CachedGPU, c.CachedCPU = policy.Count(p.CachedBlocks(h[index.GPU])), policy.Count(p.CachedBlocks(h[index.CPU]))
 		}
 	}
 	v.choice = policy.Choose(a.policy, &v.asked, a.candidates, a.costs).Index
@@ -210,7 +210,7 @@ func (a *agent) send(v *visit, now time.Time) {
 	h := a.looks[r.sizeOf[i]].Held(i)
 	v.record.Replica, v.record.Predicted = i, seconds(v.expected)
 	v.record.PredictedCached = p.Cached(h)
-	v.sending.Promise(&s.standing, v.asked.Tokens, 1, a.candidates[i].Cached)
+	v.sending.Promise(&s.standing, v.asked.Tokens, 1, int(a.candidates[i].Cached))
 	a.index.Claim(&v.claim, i, p, now)
 	v.sending.Expect(&s.standing, true, a.candidates[i].Exact, now)
 	r.after(r.fleet.Lag, note{kind: noteArrival, visit: v})

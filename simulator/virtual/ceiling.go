@@ -6,17 +6,20 @@ import "container/heap"
 // blocks together, requests being looked up in the order in which they come.
 //
 // It is that of one cache of that size which knows the future: it keeps, after each
-// request, those blocks that are asked for again soonest (Belady 1966, with leave to keep
-// none of a request's). That is a ceiling, since
+// request, those blocks that will be found soonest (Belady 1966, with leave to keep none
+// of a request's). That is a ceiling, since
 //
 //   - whatever blocks engines hold at one time, together they are no more different ones
 //     than the one cache could hold, and a request that finds a prefix at its engine finds
 //     it there, too;
-//   - of single blocks of one size, this choice has the most hits. A block is of use only
-//     with all before it, but whoever asks for it asks for these in the same moment, so
-//     they are wanted at least as soon; of blocks wanted at the same time the later ones
-//     of a prompt are given up first. So the cache never holds a block without those
-//     before it, and what counts as hits are hits of prefixes.
+//   - from one request that has a block to the next that has it there is a span of time,
+//     over which to keep it saves one block if it will be looked for then, and nothing
+//     if it is computed anew in any case, as the last of a prompt is. Of spans that save
+//     as much, to give up those that end last loses the fewest.
+//
+// And it is reached. A block is of use only with all before it. But the request at the
+// end of its span looks for these as well, whose spans did not begin earlier, and of spans
+// that end with one request those of the later blocks are given up first.
 //
 // A router that lets later requests overtake earlier ones could pass it in principle.
 // Engines stay below it also because sequences that run take room in the same cache.
@@ -28,9 +31,9 @@ func (c *Chains) Ceiling(blocks int) float64 {
 type oracle struct {
 	chains *Chains
 	room   int
-	// wanted is, by block, the request that asks for it next, -1 for none, and held
-	// whether the cache has it. after is, by request and block in it, who asks for the
-	// block after that.
+	// wanted is, by block, the next request that has it and looks for it, -1 when the
+	// next that has it does not, and held whether the cache has it. after is, by request
+	// and block in it, what wanted is after that.
 	wanted []int32
 	held   []bool
 	after  [][]int32
@@ -52,8 +55,10 @@ func newOracle(c *Chains, blocks int) *oracle {
 		for i, b := range c.of[k] {
 			o.after[k][i] = next[b]
 		}
-		for _, b := range c.of[k][:c.asked[k]] {
-			next[b] = int32(k)
+		for i, b := range c.of[k] {
+			if next[b] = -1; i < c.asked[k] {
+				next[b] = int32(k)
+			}
 		}
 	}
 	return o

@@ -188,12 +188,12 @@ func (p *Plan) Compare(ctx context.Context) (*workload.Comparison, error) {
 	bounds := make([]workload.Summary, len(limits))
 	for i, l := range limits {
 		bounds[i] = l.bound
-		c.Infinite += l.infinite / float64(len(limits))
-		c.Least += l.least / float64(len(limits))
 	}
 	bound := workload.Medians(bounds)
 	bound.Curves = bounds[0].Curves
 	c.Bound = &bound
+	c.Infinite = median(limits, func(l *limit) float64 { return l.infinite })
+	c.Least = median(limits, func(l *limit) float64 { return l.least })
 	return c, nil
 }
 
@@ -220,6 +220,17 @@ func (p *Plan) limit(w *workload.Workload, warm time.Duration) limit {
 	return limit{
 		bound: bound, infinite: chains.Infinite(), ceiling: chains.Ceiling(tokens / size), least: milliseconds(p.Fleet.Least(records, warm)),
 	}
+}
+
+// median is the median of what f makes of each, of which there is one at least.
+func median(list []limit, f func(*limit) float64) float64 {
+	values := make([]float64, len(list))
+	for i := range list {
+		values[i] = f(&list[i])
+	}
+	slices.Sort(values)
+	n := len(values)
+	return values[(n-1)/2]/2 + values[n/2]/2
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

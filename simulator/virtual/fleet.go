@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/inferrail/inferrail/policy"
 	"github.com/inferrail/inferrail/simulator"
 	"github.com/inferrail/inferrail/simulator/workload"
 )
@@ -45,6 +46,15 @@ type Admission struct {
 	// agent, and Timeout for how long each: 0 is 10 s.
 	Queue   int
 	Timeout time.Duration
+}
+
+// Check says what is wrong with it.
+func (a *Admission) Check() error {
+	if a.Mode == "" {
+		return nil
+	}
+	_, err := policy.ParseAdmissionMode(a.Mode)
+	return err
 }
 
 // What a Config has where it says nothing.

@@ -43,15 +43,17 @@ func messageFrame(role string) *frame {
 }
 
 // toolWords is how many words describe a tool: the definitions of tools are cut into
-// so many of that size, of which the last has what is left.
+// so many of that size, of which the last has what is left. The JSON around each takes
+// another 83 tokens.
 const toolWords = 100
 
 func toolsIn(tokens int) int { return (max(tokens, 1) + toolWords - 1) / toolWords }
 
 // toolName is the name of the tool k of a list: a word, so that it is one token with
-// the space behind it.
+// the space behind it. Up to 4,096 tools have names of their own.
 func toolName(k int) string {
-	return strings.TrimSpace(words[mix(uint64(k))>>(64-wordBits)].text)
+	const odd = 1237
+	return strings.TrimSpace(words[k*odd&(1<<wordBits-1)].text)
 }
 
 // A tool as the template writes it, and as it stands in a body: JSON with a space

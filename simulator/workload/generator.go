@@ -64,16 +64,16 @@ type kind struct {
 // traffic: doc.go says where.
 var kinds = []kind{
 	{"w1", "system-prompts", "one question each behind one of many system prompts, some of them popular",
-		Options{Shared: 2000, Groups: 32, Zipf: 1, Own: 160, Output: 130}, (*generator).questions},
+		Options{Shared: 2000, Groups: 32, Zipf: 1, Own: 160, Output: 210}, (*generator).questions},
 	{"w2", "chat", "conversations whose history grows by each answer",
-		Options{Shared: 500, Groups: 4, Zipf: 1, Own: 100, Output: 250, Turns: 5, Think: 20 * time.Second}, (*generator).chats},
+		Options{Shared: 500, Groups: 4, Zipf: 1, Own: 100, Output: 210, Turns: 5, Think: 20 * time.Second}, (*generator).chats},
 	{"w3", "agents", "agents with tools: growing contexts, short answers, calls side by side",
 		Options{Shared: 2400, Groups: 4, Zipf: 1, Own: 300, Result: 600, Output: 80, Turns: 10, Think: 2 * time.Second}, (*generator).agents},
 	{"w4", "documents", "questions about some of many documents, in changing order",
 		Options{Shared: 1000, Groups: 1000, Zipf: 1.1, Own: 60, Output: 100}, (*generator).retrievals},
 	{"w5", "bursts", "system-prompts in bursts, while one engine is slow for a time",
-		Options{Shared: 2000, Groups: 32, Zipf: 1, Own: 160, Output: 130, Burst: 5}, (*generator).bursts},
-	{"w6", "unshared", "questions that share nothing", Options{Own: 1000, Output: 130}, (*generator).questions},
+		Options{Shared: 2000, Groups: 32, Zipf: 1, Own: 160, Output: 210, Burst: 5}, (*generator).bursts},
+	{"w6", "unshared", "questions that share nothing", Options{Own: 1150, Output: 210}, (*generator).questions},
 
 	{"", "dio-matched", "DIO's matched backends: short questions that share nothing",
 		Options{Rate: 1, Own: 200, Output: 64}, (*generator).questions},

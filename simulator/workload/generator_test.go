@@ -188,7 +188,7 @@ func TestSystemPrompts(t *testing.T) {
 	chiSquare(t, "system prompts", counts, expected)
 	chiSquare(t, "tenants", tenants, []float64{20_000 / 3.0, 20_000 / 3.0, 20_000 / 3.0})
 	sizes(t, "questions", w.lastParts("user"), 160, 1, 0.03)
-	sizes(t, "answers", w.outputs(), 130, 1, 0.03)
+	sizes(t, "answers", w.outputs(), 210, 1, 0.03)
 	for _, s := range sizes1 {
 		all = append(all, s)
 	}
@@ -216,8 +216,8 @@ func TestUnshared(t *testing.T) {
 	w := generated(t, Options{Name: "unshared", Seed: 2, Requests: 20_000, Rate: 3})
 	poisson(t, w, 3)
 	// Of the longest there is no room for, which takes 3 % off.
-	sizes(t, "questions", w.lastParts("user"), 980, 1, 0.03)
-	sizes(t, "answers", w.outputs(), 130, 1, 0.03)
+	sizes(t, "questions", w.lastParts("user"), 1120, 1, 0.03)
+	sizes(t, "answers", w.outputs(), 210, 1, 0.03)
 	if r := reuse(w); r != 0 {
 		t.Errorf("reuse %.3f", r)
 	}
@@ -231,7 +231,7 @@ func TestChat(t *testing.T) {
 	within(t, "rate", float64(len(w.Requests))/seconds, rate, 0.04)
 	steady(t, Options{Name: "w2", Rate: rate})
 	sizes(t, "what people say", w.lastParts("user"), 100, 1, 0.03)
-	sizes(t, "answers", w.outputs(), 250, 1, 0.03)
+	sizes(t, "answers", w.outputs(), 210, 1, 0.03)
 	grow(t, w, 25*time.Millisecond)
 	begin, turns := map[int]time.Duration{}, map[int]int{}
 	thought, gaps := 0.0, 0.0
