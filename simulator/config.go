@@ -27,8 +27,8 @@ type Config struct {
 	NumGPUBlocks int    `yaml:"num_gpu_blocks_override" name:"num-gpu-blocks-override" default:"16384" help:"Blocks of each rank's KV cache."`
 	// Engine is whose API, cache, events, metrics and counts it has: one of engines.
 	Engine string `yaml:"engine" name:"engine" enum:"vllm,sglang,tgi,llamacpp,ollama" default:"vllm" help:"vllm, sglang, tgi, llamacpp or ollama: whose API, KV cache, events, metrics and counts it has."`
-	// HostBlocks is the room of SGLang's host tier; 0 is none.
-	HostBlocks int `yaml:"host_blocks" name:"host-blocks" default:"0" help:"Pages of SGLang's host tier (HiCache, --enable-hierarchical-cache); 0 is none."`
+	// HostBlocks is the room of the host tier; 0 is none.
+	HostBlocks int `yaml:"host_blocks" name:"host-blocks" default:"0" help:"Blocks of the host tier, SGLang's HiCache or vLLM's KV offloading; 0 is none."`
 	// NoAsyncScheduling: vLLM schedules a step when the one before it is over.
 	NoAsyncScheduling     bool `yaml:"no_async_scheduling" name:"no-async-scheduling" help:"vLLM schedules each step when the one before it is over."`
 	NoEnablePrefixCaching bool `yaml:"no_enable_prefix_caching" name:"no-enable-prefix-caching" aliases:"disable-radix-cache" help:"Compute every prompt anew; --disable-radix-cache of SGLang."`
@@ -50,8 +50,30 @@ type Config struct {
 	PrefillB float64 `yaml:"prefill_b" name:"prefill-b" default:"0.002" help:"Microseconds of attention for each uncached token and each token before it."`
 	PrefillD float64 `yaml:"prefill_d" name:"prefill-d" default:"5000" help:"Microseconds of prefill for each request."`
 	// TimePerOutputToken is the time from one token to the next.
-	TimePerOutputToken  time.Duration `yaml:"time_per_output_token" name:"time-per-output-token" default:"10ms" help:"Time from one output token to the next."`
-	DefaultOutputTokens int           `yaml:"default_output_tokens" name:"default-output-tokens" default:"128" help:"Tokens of a chat answer whose request sets no limit."`
+	TimePerOutputToken time.Duration `yaml:"time_per_output_token" name:"time-per-output-token" default:"10ms" help:"Time from one output token to the next."`
+	// KVReadNS and SequenceNS are what a step takes beside, for each token that is held
+	// by a sequence that decodes, and for each of these; KVLoadNS is for each token
+	// that comes back from the host's memory.
+	KVReadNS   float64 `yaml:"kv_read_ns" name:"kv-read-ns" default:"0" help:"Nanoseconds that reading one token of the KV cache adds to a step."`
+	SequenceNS float64 `yaml:"sequence_ns" name:"sequence-ns" default:"0" help:"Nanoseconds that each sequence that decodes adds to a step."`
+	KVLoadNS   float64 `yaml:"kv_load_ns" name:"kv-load-ns" default:"0" help:"Nanoseconds that each token adds that comes back from the host's memory."`
+	// Profile is a pair of GPU and model, one of Profiles, whose times and sizes are
+	// used where a field is not set.
+	Profile string `yaml:"profile" name:"profile" help:"GPU and model whose times, cache and budget are used where no other flag says so, such as h100-llama-8b; reference has no interference.."`
+	// MaxNumBatchedTokens is the most tokens of a step: vLLM's default is 2048, or
+	// what its GPU's profile says; llama.cpp's --batch-size is 2048 too.
+	MaxNumBatchedTokens       int  `yaml:"max_num_batched_tokens" name:"max-num-batched-tokens" aliases:"batch-size" default:"0" help:"Most tokens of one step; --batch-size of llama.cpp. 0 is 2048, or the profile's."`
+	NoEnableChunkedPrefill    bool `yaml:"no_enable_chunked_prefill" name:"no-enable-chunked-prefill" help:"vLLM computes each prompt in one step."`
+	LongPrefillTokenThreshold int  `yaml:"long_prefill_token_threshold" name:"long-prefill-token-threshold" default:"0" help:"Most tokens of one prompt in a step of vLLM's while there are others; 0 is any number."`
+	// ChunkedPrefillSize is SGLang's.
+	ChunkedPrefillSize int  `yaml:"chunked_prefill_size" name:"chunked-prefill-size" default:"0" help:"Most tokens of prompts in a step of SGLang's; 0 is 8192, -1 computes each prompt in one."`
+	EnableMixedChunk   bool `yaml:"enable_mixed_chunk" name:"enable-mixed-chunk" help:"SGLang goes on decoding while it computes prompts."`
+	// MaxBatchPrefillTokens is TGI's.
+	MaxBatchPrefillTokens int `yaml:"max_batch_prefill_tokens" name:"max-batch-prefill-tokens" default:"0" help:"Most tokens of prompts in a step of TGI's; 0 is 4096."`
+	// apart is set by a profile: decoding and prefill do not disturb each other.
+	apart bool
+
+	DefaultOutputTokens int `yaml:"default_output_tokens" name:"default-output-tokens" default:"128" help:"Tokens of a chat answer whose request sets no limit."`
 	// ZeroLatency ignores all of the model's times.
 	ZeroLatency bool   `yaml:"zero_latency" name:"zero-latency" help:"Answer as fast as possible."`
 	Seed        uint64 `yaml:"seed" name:"seed" default:"0" help:"Seed of the generated text."`
@@ -78,6 +100,9 @@ func (c *Config) complete() error {
 		c.Engine = "vllm"
 	}
 	setDefault(&c.DataParallelSize, 1)
+	setDefault(&c.MaxNumBatchedTokens, 2048)
+	setDefault(&c.ChunkedPrefillSize, 8192)
+	setDefault(&c.MaxBatchPrefillTokens, 4096)
 	setDefault(&c.KVEvents.BufferSteps, 10000)
 	setDefault(&c.KVEvents.HWM, 100000)
 	// One block is not for tokens.
@@ -114,8 +139,8 @@ func (c *Config) complete() error {
 	}
 	atLeast("data-parallel-size", c.DataParallelSize, 1)
 	atLeast("host-blocks", c.HostBlocks, 0)
-	if c.HostBlocks > 0 && !c.sglang() {
-		errs = append(errs, errors.New("host-blocks is for the engine sglang"))
+	if c.HostBlocks > 0 && !c.sglang() && c.Engine != "vllm" {
+		errs = append(errs, errors.New("host-blocks is for the engines vllm and sglang"))
 	}
 	for _, name := range c.LoRAModules {
 		if name == "" {
@@ -126,11 +151,18 @@ func (c *Config) complete() error {
 		errs = append(errs, fmt.Errorf("kv-events: %w", err))
 	}
 	atLeast("max-num-seqs", c.MaxNumSeqs, 1)
+	atLeast("max-num-batched-tokens", c.MaxNumBatchedTokens, 1)
+	atLeast("long-prefill-token-threshold", c.LongPrefillTokenThreshold, 0)
+	atLeast("chunked-prefill-size", c.ChunkedPrefillSize, -1)
+	atLeast("max-batch-prefill-tokens", c.MaxBatchPrefillTokens, 1)
 	atLeast("block-size", c.BlockSize, 1)
 	atLeast("num-gpu-blocks-override", c.NumGPUBlocks, 2)
 	atLeast("default-output-tokens", c.DefaultOutputTokens, 1)
 	if !(c.PrefillA >= 0 && c.PrefillB >= 0 && c.PrefillD >= 0) {
 		errs = append(errs, fmt.Errorf("prefill-a, -b and -d must not be negative, got %v, %v and %v", c.PrefillA, c.PrefillB, c.PrefillD))
+	}
+	if !(c.KVReadNS >= 0 && c.SequenceNS >= 0 && c.KVLoadNS >= 0) {
+		errs = append(errs, fmt.Errorf("kv-read-ns, sequence-ns and kv-load-ns must not be negative, got %v, %v and %v", c.KVReadNS, c.SequenceNS, c.KVLoadNS))
 	}
 	if c.TimePerOutputToken < 0 {
 		errs = append(errs, fmt.Errorf("time-per-output-token must not be negative, got %v", c.TimePerOutputToken))
@@ -155,7 +187,8 @@ func (c *Config) latency() Latency {
 	if c.ZeroLatency {
 		return Latency{}
 	}
-	return Latency{A: c.PrefillA, B: c.PrefillB, D: c.PrefillD, PerToken: c.TimePerOutputToken}
+	return Latency{A: c.PrefillA, B: c.PrefillB, D: c.PrefillD, PerToken: c.TimePerOutputToken,
+		Read: c.KVReadNS, Sequence: c.SequenceNS, Load: c.KVLoadNS}
 }
 
 func (c *Config) sglang() bool { return c.Engine == "sglang" }
@@ -175,11 +208,36 @@ func (c *Config) newEngine() *Engine {
 	e := NewEngine(c.latency(), c.MaxNumSeqs)
 	n := naming{block: c.BlockSize, sglang: c.sglang()}
 	shares, told := !c.NoEnablePrefixCaching, c.KVEvents.Endpoint != ""
-	if c.sglang() {
-		e.cache, e.batches = newRadixCache(n, c.NumGPUBlocks, c.HostBlocks, shares, told), true
+	switch c.Engine {
+	case "sglang":
+		e.cache = newRadixCache(n, c.NumGPUBlocks, c.HostBlocks, shares, told)
+		// Without chunks the budget is its --max-prefill-tokens.
+		e.batching = batching{first: true, mixed: c.EnableMixedChunk, whole: c.ChunkedPrefillSize < 0, budget: c.ChunkedPrefillSize}
+		if e.whole {
+			e.budget = 16384
+		}
 		e.passOn() // that it is empty
-	} else {
-		e.cache, e.ahead = newBlockPool(n, c.NumGPUBlocks, shares, told), !c.NoAsyncScheduling
+	case "tgi":
+		radix := newRadixCache(naming{block: 1}, c.NumGPUBlocks*c.BlockSize, 0, shares, false)
+		radix.late = true
+		e.cache = radix
+		e.batching = batching{first: true, whole: true, patient: true, reserves: true, budget: c.MaxBatchPrefillTokens}
+	case "llamacpp", "ollama":
+		e.cache = newSlotCache(c.MaxNumSeqs, c.NumGPUBlocks*c.BlockSize/c.MaxNumSeqs, shares)
+		e.batching = batching{budget: c.MaxNumBatchedTokens}
+	default:
+		e.cache = newBlockPool(n, c.NumGPUBlocks, c.HostBlocks, shares, told)
+		e.batching = batching{ahead: !c.NoAsyncScheduling, budget: c.MaxNumBatchedTokens, long: c.LongPrefillTokenThreshold, whole: c.NoEnableChunkedPrefill}
+		if e.whole {
+			e.budget = max(e.budget, c.MaxModelLen)
+		}
+	}
+	if c.apart {
+		e.batching = batching{apart: true, first: e.first}
+	}
+	if c.ZeroLatency {
+		// All is over at once, so it makes no difference how.
+		e.budget, e.apart = 0, false
 	}
 	return e
 }
