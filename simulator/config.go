@@ -20,11 +20,11 @@ type Config struct {
 	ServedModelName []string `yaml:"served_model_name" name:"served-model-name" default:"sim" help:"Name of the model, repeatable for aliases."`
 	// MaxModelLen is by default what the KV cache has room for, at most 32768.
 	MaxModelLen int `yaml:"max_model_len" name:"max-model-len" default:"0" help:"Most tokens of a prompt and its answer; 0 is what the KV cache has room for, at most 32768."`
-	MaxNumSeqs  int `yaml:"max_num_seqs" name:"max-num-seqs" default:"256" help:"Most sequences that run at the same time; others wait."`
+	MaxNumSeqs  int `yaml:"max_num_seqs" name:"max-num-seqs" default:"0" help:"Most sequences that run at the same time; others wait. 0 is 256, or the profile's."`
 	// APIKey, when not empty, must be sent as bearer token to /v1 and /v2.
 	APIKey       string `yaml:"api_key" name:"api-key" help:"Key that requests to /v1 must carry."`
-	BlockSize    int    `yaml:"block_size" name:"block-size" default:"16" help:"Tokens of a KV cache block; --page-size of SGLang."`
-	NumGPUBlocks int    `yaml:"num_gpu_blocks_override" name:"num-gpu-blocks-override" default:"16384" help:"Blocks of each rank's KV cache."`
+	BlockSize    int    `yaml:"block_size" name:"block-size" default:"0" help:"Tokens of a KV cache block; --page-size of SGLang. 0 is 16, or the profile's."`
+	NumGPUBlocks int    `yaml:"num_gpu_blocks_override" name:"num-gpu-blocks-override" default:"0" help:"Blocks of each rank's KV cache; 0 is 16384, or the profile's."`
 	// Engine is whose API, cache, events, metrics and counts it has: one of engines.
 	Engine string `yaml:"engine" name:"engine" enum:"vllm,sglang,tgi,llamacpp,ollama" default:"vllm" help:"vllm, sglang, tgi, llamacpp or ollama: whose API, KV cache, events, metrics and counts it has."`
 	// HostBlocks is the room of the host tier; 0 is none.
@@ -46,18 +46,20 @@ type Config struct {
 
 	// PrefillA, PrefillB and PrefillD are Latency's A, B and D. The defaults
 	// are used when all three are 0.
-	PrefillA float64 `yaml:"prefill_a" name:"prefill-a" default:"60" help:"Microseconds of prefill for each uncached prompt token."`
-	PrefillB float64 `yaml:"prefill_b" name:"prefill-b" default:"0.002" help:"Microseconds of attention for each uncached token and each token before it."`
-	PrefillD float64 `yaml:"prefill_d" name:"prefill-d" default:"5000" help:"Microseconds of prefill for each request."`
+	PrefillA float64 `yaml:"prefill_a" name:"prefill-a" default:"0" help:"Microseconds of prefill for each uncached prompt token. If this, -b and -d are all 0, they are 60, 0.002 and 5000, or the profile's."`
+	PrefillB float64 `yaml:"prefill_b" name:"prefill-b" default:"0" help:"Microseconds of attention for each uncached token and each token before it."`
+	PrefillD float64 `yaml:"prefill_d" name:"prefill-d" default:"0" help:"Microseconds of prefill for each request."`
 	// TimePerOutputToken is the time from one token to the next.
-	TimePerOutputToken time.Duration `yaml:"time_per_output_token" name:"time-per-output-token" default:"10ms" help:"Time from one output token to the next."`
+	TimePerOutputToken time.Duration `yaml:"time_per_output_token" name:"time-per-output-token" default:"0s" help:"Time from one output token to the next while few are generated; 0 is 10 ms, or the profile's."`
 	// KVReadNS and SequenceNS are what a step takes beside, for each token that is held
 	// by a sequence that decodes, and for each of these; KVLoadNS is for each token
 	// that comes back from the host's memory.
 	KVReadNS   float64 `yaml:"kv_read_ns" name:"kv-read-ns" default:"0" help:"Nanoseconds that reading one token of the KV cache adds to a step."`
 	SequenceNS float64 `yaml:"sequence_ns" name:"sequence-ns" default:"0" help:"Nanoseconds that each sequence that decodes adds to a step."`
 	KVLoadNS   float64 `yaml:"kv_load_ns" name:"kv-load-ns" default:"0" help:"Nanoseconds that each token adds that comes back from the host's memory."`
-	// Profile is a pair of GPU and model, one of Profiles, whose times and sizes are
+	// LeastStep is what a step takes at least.
+	LeastStep time.Duration `yaml:"least_step" name:"least-step" default:"0s" help:"Least time of a step, of those too in which nothing is decoded."`
+	// Profile is a pair of GPU and model, one of those that Profiles returns, whose times and sizes are
 	// used where a field is not set.
 	Profile string `yaml:"profile" name:"profile" help:"GPU and model whose times, cache and budget are used where no other flag says so, such as h100-llama-8b; reference has no interference.."`
 	// MaxNumBatchedTokens is the most tokens of a step: vLLM's default is 2048, or
@@ -93,6 +95,14 @@ func (c *Config) complete() error {
 	if len(c.ServedModelName) == 0 {
 		c.ServedModelName = []string{"sim"}
 	}
+	var errs []error
+	if c.Profile != "" {
+		if p, err := ProfileOf(c.Profile); err != nil {
+			errs = append(errs, err)
+		} else {
+			p.apply(c)
+		}
+	}
 	setDefault(&c.MaxNumSeqs, 256)
 	setDefault(&c.BlockSize, 16)
 	setDefault(&c.NumGPUBlocks, 16384)
@@ -115,7 +125,6 @@ func (c *Config) complete() error {
 		c.PrefillA, c.PrefillB, c.PrefillD = 60, 0.002, 5000
 	}
 
-	var errs []error
 	atLeast := func(name string, value, least int) {
 		if value < least {
 			errs = append(errs, fmt.Errorf("%s must be at least %d, got %d", name, least, value))
@@ -164,6 +173,9 @@ func (c *Config) complete() error {
 	if !(c.KVReadNS >= 0 && c.SequenceNS >= 0 && c.KVLoadNS >= 0) {
 		errs = append(errs, fmt.Errorf("kv-read-ns, sequence-ns and kv-load-ns must not be negative, got %v, %v and %v", c.KVReadNS, c.SequenceNS, c.KVLoadNS))
 	}
+	if c.LeastStep < 0 {
+		errs = append(errs, fmt.Errorf("least-step must not be negative, got %v", c.LeastStep))
+	}
 	if c.TimePerOutputToken < 0 {
 		errs = append(errs, fmt.Errorf("time-per-output-token must not be negative, got %v", c.TimePerOutputToken))
 	}
@@ -176,7 +188,7 @@ func (c *Config) complete() error {
 // engines are what Config.Engine may be.
 var engines = []string{"vllm", "sglang", "tgi", "llamacpp", "ollama"}
 
-func setDefault[T int | time.Duration](field *T, value T) {
+func setDefault[T int | float64 | time.Duration](field *T, value T) {
 	if *field == 0 {
 		*field = value
 	}
@@ -188,7 +200,7 @@ func (c *Config) latency() Latency {
 		return Latency{}
 	}
 	return Latency{A: c.PrefillA, B: c.PrefillB, D: c.PrefillD, PerToken: c.TimePerOutputToken,
-		Read: c.KVReadNS, Sequence: c.SequenceNS, Load: c.KVLoadNS}
+		Least: c.LeastStep, Read: c.KVReadNS, Sequence: c.SequenceNS, Load: c.KVLoadNS}
 }
 
 func (c *Config) sglang() bool { return c.Engine == "sglang" }

@@ -24,6 +24,7 @@
 //	publisher.go  KV cache events: batches, replay, snapshots
 //	socket.go     the ZeroMQ sockets for them
 //	server.go     Server: routes, Start, Close, counters
+//	profile.go    GPUs and models: what an engine on them takes, and holds
 //	config.go     Config: flags, named as vLLM's where one exists
 //	metrics.go    the /metrics page
 //	conn.go       the accepted connections: resets, split writes, refusals

@@ -12,7 +12,7 @@ import (
 // One step computes p tokens of prompts and one token of each of n sequences that
 // decode and hold k tokens together. It takes
 //
-//	max(PerToken, A·p + B·pairs + D·begun + Load·loaded) + Read·k + Sequence·n
+//	max(Least, PerToken, A·p + B·pairs + D·begun + Load·loaded) + Read·k + Sequence·n
 //
 // where the terms of decoding, PerToken too, are there only if n is not 0. Pairs are
 // each of the p tokens with every token before it, begun the prompts of which it is
@@ -24,6 +24,9 @@ type Latency struct {
 	// PerToken is what a step takes in which few sequences decode: the time to read
 	// the model's weights.
 	PerToken time.Duration
+	// Least is what any step takes: that time again, for an engine that is to be so
+	// exact. Then the prefill time of a short prompt is not the above, but this.
+	Least time.Duration
 	// Read is what it takes to read one token of the KV cache, and Sequence what each
 	// sequence that decodes adds, in nanoseconds.
 	Read, Sequence float64
@@ -31,11 +34,11 @@ type Latency struct {
 	Load float64
 }
 
-// Prefill returns how long the prompt of a request takes that is alone, from its
-// turn to its first token.
+// Prefill returns how long the prompt of a request takes that is alone and computed in
+// one step, from its turn to its first token.
 func (l Latency) Prefill(uncached, cached int) time.Duration {
 	u, c := float64(uncached), float64(cached)
-	return time.Duration(math.Ceil(math.Round((l.A*u+l.B*u*(c+u/2)+l.D)*picosecondsUS) / picoseconds))
+	return max(l.Least, time.Duration(math.Ceil(math.Round((l.A*u+l.B*u*(c+u/2)+l.D)*picosecondsUS)/picoseconds)))
 }
 
 // The engine counts picoseconds, so that the time of many steps is the same whether

@@ -139,6 +139,9 @@ func (e *Engine) start() {
 	}
 	scale := func(us float64) int64 { return int64(math.Round(us * e.by * picosecondsUS)) }
 	p.base, p.drift = scale(work), 0
+	if len(p.chunks) > 0 {
+		p.base = max(p.base, scale(float64(e.latency.Least)/1000))
+	}
 	if p.rounds > 0 {
 		e.round++
 		e.context += e.members

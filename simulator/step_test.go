@@ -18,6 +18,7 @@ func TestEngineAgainstSteps(t *testing.T) {
 		e := NewEngine(Latency{
 			A: []float64{0, 100, 333.3}[r.IntN(3)], B: []float64{0, 1.7}[r.IntN(2)], D: []float64{0, 5000}[r.IntN(2)],
 			PerToken: time.Duration(r.IntN(4)) * 3333333, Read: []float64{0, 777.7, 12345}[r.IntN(3)], Sequence: []float64{0, 99999}[r.IntN(2)],
+			Least: time.Duration(r.IntN(2)) * 2222222,
 		}, 1+r.IntN(6))
 		e.budget = []int{0, 7, 16, 64}[r.IntN(4)]
 		e.long = []int{0, 0, 5}[r.IntN(3)]
@@ -253,6 +254,9 @@ func (m *plainEngine) resume() {
 			work += us * factor
 		}
 		round := func(us float64) int64 { return int64(math.Round(us * m.by * 1e6)) }
+		if slices.ContainsFunc(m.current, func(w plainWork) bool { return !w.decode }) {
+			work = max(work, float64(m.latency.Least)/1000)
+		}
 		m.end = m.begin + round(work)
 		if decoding > 0 {
 			m.end = m.begin + max(round(work), round(slow*float64(m.latency.PerToken)/1000)) +
