@@ -36,7 +36,7 @@ type commands struct {
 	Agent    agentCommand    `cmd:"" help:"Route requests to engines: the node agent."`
 	Explain  explainCommand  `cmd:"" help:"Tell where a request would go now, and why."`
 	Check    checkCommand    `cmd:"" help:"Tell what is wrong with a configuration file."`
-	Sim      simCommand      `cmd:"" help:"Be an engine: a simulated vLLM or SGLang."`
+	Sim      simCommand      `cmd:"" help:"Be an engine: a simulated vLLM, SGLang, TGI, llama.cpp or Ollama."`
 	Simulate simulateCommand `cmd:"" help:"Serve a trace in virtual time under each policy: what would it have been?"`
 	Bench    benchCommand    `cmd:"" help:"Measure inferrail beside others."`
 	Demo     demoCommand     `cmd:"" help:"See it choose: sessions over simulated engines of which one becomes slow. Needs no GPU, and under a minute."`
