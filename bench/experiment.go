@@ -42,6 +42,14 @@ const seeds = " --seed 1,2,3"
 // and caches of 4,000 blocks of 512 tokens.
 const reference = " --replicas 8 --profile reference --blocks 4000"
 
+// gpu are engines like those of one GPU and model, mixed a fleet of two kinds of them,
+// and small those that DIO's experiments had.
+const (
+	gpu   = " --block-size 16 --blocks 28000"
+	mixed = gpu + " --replicas 8 --slow 4:4 --slow 5:4 --slow 6:4 --slow 7:4"
+	small = " --block-size 16 --blocks 4000"
+)
+
 // plan is the evaluation, in the order in which it runs and is reported.
 var plan = []group{
 	{id: "traces", title: "Traces",
@@ -70,30 +78,30 @@ var plan = []group{
 			"The traces of Azure have no prefixes: nothing is shared in them, and only balance counts.",
 		experiments: []experiment{
 			{name: "conversation-h100", title: "Mooncake conversation, 8 x H100 with Llama-3.1-8B", charts: []string{"ttft"},
-				args: "simulate --trace TRACES/mooncake_conversation_trace.jsonl --profile h100-llama-8b --replicas 8"},
+				args: "simulate --trace TRACES/mooncake_conversation_trace.jsonl" + gpu + " --replicas 8"},
 			{name: "synthetic-h100", title: "Mooncake synthetic, 8 x H100 with Llama-3.1-8B",
-				args: "simulate --trace TRACES/mooncake_synthetic_trace.jsonl --profile h100-llama-8b --replicas 8"},
+				args: "simulate --trace TRACES/mooncake_synthetic_trace.jsonl" + gpu + " --replicas 8"},
 			{name: "azure-conversation", title: "Azure conversation, 4 x H100 with Llama-3.1-8B",
-				args: "simulate --trace TRACES/azure2023_conv.csv --profile h100-llama-8b --replicas 4 --speed 4"},
+				args: "simulate --trace TRACES/azure2023_conv.csv" + gpu + " --replicas 4 --speed 4"},
 			{name: "azure-code", title: "Azure code, 4 x H100 with Llama-3.1-8B",
-				args: "simulate --trace TRACES/azure2023_code.csv --profile h100-llama-8b --replicas 4 --speed 4"},
+				args: "simulate --trace TRACES/azure2023_code.csv" + gpu + " --replicas 4 --speed 4"},
 		}},
 	{id: "workloads", title: "Workloads",
 		about: "Drawn traffic of six kinds, three seeds each; the rows are medians. " +
 			"W1: questions behind shared system prompts. W2: chats of several turns. W3: agents with tools and growing contexts. " +
 			"W4: questions about popular documents. W5: bursts, and an engine that becomes slow in the middle. W6: nothing shared.",
 		experiments: []experiment{
-			{name: "w1", title: "W1 shared system prompts", charts: []string{"ttft"}, args: "simulate --workload w1 --rate 60 --requests 6000 --profile h100-llama-8b --replicas 8" + seeds},
-			{name: "w2", title: "W2 chats", args: "simulate --workload w2 --rate 40 --requests 6000 --profile h100-llama-8b --replicas 8" + seeds},
-			{name: "w3", title: "W3 agents", charts: []string{"ttft"}, args: "simulate --workload w3 --rate 40 --requests 6000 --profile h100-llama-8b --replicas 8" + seeds},
-			{name: "w4", title: "W4 documents", args: "simulate --workload w4 --rate 20 --requests 6000 --profile h100-llama-8b --replicas 8" + seeds},
-			{name: "w5", title: "W5 bursts and a slow engine", charts: []string{"time"}, args: "simulate --workload w5 --rate 40 --requests 6000 --profile h100-llama-8b --replicas 8" + seeds},
-			{name: "w6", title: "W6 nothing shared", args: "simulate --workload w6 --rate 60 --requests 6000 --profile h100-llama-8b --replicas 8" + seeds},
+			{name: "w1", title: "W1 shared system prompts", charts: []string{"ttft"}, args: "simulate --workload w1 --rate 60 --requests 6000" + gpu + " --replicas 8" + seeds},
+			{name: "w2", title: "W2 chats", args: "simulate --workload w2 --rate 40 --requests 6000" + gpu + " --replicas 8" + seeds},
+			{name: "w3", title: "W3 agents", charts: []string{"ttft"}, args: "simulate --workload w3 --rate 40 --requests 6000" + gpu + " --replicas 8" + seeds},
+			{name: "w4", title: "W4 documents", args: "simulate --workload w4 --rate 20 --requests 6000" + gpu + " --replicas 8" + seeds},
+			{name: "w5", title: "W5 bursts and a slow engine", charts: []string{"time"}, args: "simulate --workload w5 --rate 40 --requests 6000" + gpu + " --replicas 8" + seeds},
+			{name: "w6", title: "W6 nothing shared", args: "simulate --workload w6 --rate 60 --requests 6000" + gpu + " --replicas 8" + seeds},
 		}},
 	{id: "fleets", title: "Other fleets",
 		about: "What real fleets have: engines of different speed, several agents that do not know of one another, and caches that nobody tells of.",
 		experiments: []experiment{
-			{name: "mixed", title: "W2 on 4 x H100 and 4 x L4", charts: []string{"ttft", "replicas"}, args: "simulate --workload w2 --rate 20 --requests 6000 --profile h100-llama-8b=4 --profile l4-llama-8b=4" + seeds},
+			{name: "mixed", title: "W2 on 4 x H100 and 4 x L4", charts: []string{"ttft", "replicas"}, args: "simulate --workload w2 --rate 20 --requests 6000" + mixed + seeds},
 			{name: "agents", title: "Mooncake conversation through 4 agents", args: "simulate --trace TRACES/mooncake_conversation_trace.jsonl --agents 4" + reference},
 			{name: "no-events", title: "Mooncake conversation without KV events", args: "simulate --trace TRACES/mooncake_conversation_trace.jsonl --no-events" + reference},
 		}},
@@ -101,24 +109,24 @@ var plan = []group{
 		about: "What DIO reports of itself, in its shape: two engines alike, one of them twice as slow, chats of several turns, admission under a tight limit, and eight sessions of which one engine is throttled eightfold. " +
 			"DIO (0.4.2, two T4, ten seeds) states: alike, as round robin; twice as slow, p99 48.3 % below round robin; chats, p99 51.8 % below in the median; throttled, a mean of 1,298 ms after 1,990 ms of round robin.",
 		experiments: []experiment{
-			{name: "dio-matched", title: "Two engines alike", args: "simulate --workload dio-matched --replicas 2 --profile t4-qwen-3b" + seeds},
-			{name: "dio-asymmetry", title: "One engine twice as slow", charts: []string{"ttft"}, args: "simulate --workload dio-asymmetry --replicas 2 --profile t4-qwen-3b" + seeds},
-			{name: "dio-chat", title: "Chats of several turns", args: "simulate --workload dio-chat --replicas 2 --profile t4-qwen-3b" + seeds},
-			{name: "dio-swarm", title: "Eight sessions, one engine throttled eightfold", charts: []string{"time"}, args: "simulate --workload dio-swarm --replicas 3 --profile t4-qwen-3b" + seeds},
+			{name: "dio-matched", title: "Two engines alike", args: "simulate --workload dio-matched --replicas 2" + small + seeds},
+			{name: "dio-asymmetry", title: "One engine twice as slow", charts: []string{"ttft"}, args: "simulate --workload dio-asymmetry --replicas 2" + small + seeds},
+			{name: "dio-chat", title: "Chats of several turns", args: "simulate --workload dio-chat --replicas 2" + small + seeds},
+			{name: "dio-swarm", title: "Eight sessions, one engine throttled eightfold", charts: []string{"time"}, args: "simulate --workload dio-swarm --replicas 3" + small + seeds},
 		}},
 	{id: "admission", title: "Admission under a tight limit",
 		about: "The same load under each way to decide which requests are taken. Absolute trusts the prediction, empirical what was observed, rank_only takes all.",
 		experiments: []experiment{
-			{name: "admission-rank", title: "rank_only", args: "simulate --workload dio-matched --rate 3 --replicas 2 --profile t4-qwen-3b --admission rank_only --budget 700ms" + seeds + few},
-			{name: "admission-empirical", title: "empirical", args: "simulate --workload dio-matched --rate 3 --replicas 2 --profile t4-qwen-3b --admission empirical --budget 700ms" + seeds + few},
-			{name: "admission-absolute", title: "absolute", args: "simulate --workload dio-matched --rate 3 --replicas 2 --profile t4-qwen-3b --admission absolute --budget 700ms" + seeds + few},
+			{name: "admission-rank", title: "rank_only", args: "simulate --workload dio-matched --rate 3 --replicas 2" + small + " --admission rank_only --budget 700ms" + seeds + few},
+			{name: "admission-empirical", title: "empirical", args: "simulate --workload dio-matched --rate 3 --replicas 2" + small + " --admission empirical --budget 700ms" + seeds + few},
+			{name: "admission-absolute", title: "absolute", args: "simulate --workload dio-matched --rate 3 --replicas 2" + small + " --admission absolute --budget 700ms" + seeds + few},
 		}},
 	{id: "capacity", title: "Capacity",
 		about: "The highest rate at which 99 of 100 requests have their first token in 2 s and each further one in 100 ms, and how many replicas each policy needs for what round_robin serves with 8.",
 		experiments: []experiment{
-			{name: "capacity-w1", title: "W1", charts: []string{"capacity"}, args: "simulate --find-capacity --workload w1 --requests 4000 --profile h100-llama-8b --replicas 8" + few},
-			{name: "capacity-w2", title: "W2", charts: []string{"capacity"}, args: "simulate --find-capacity --workload w2 --requests 4000 --profile h100-llama-8b --replicas 8" + few},
-			{name: "capacity-w3", title: "W3", charts: []string{"capacity"}, args: "simulate --find-capacity --workload w3 --requests 4000 --profile h100-llama-8b --replicas 8" + few},
+			{name: "capacity-w1", title: "W1", charts: []string{"capacity"}, args: "simulate --find-capacity --workload w1 --requests 4000" + gpu + " --replicas 8" + few},
+			{name: "capacity-w2", title: "W2", charts: []string{"capacity"}, args: "simulate --find-capacity --workload w2 --requests 4000" + gpu + " --replicas 8" + few},
+			{name: "capacity-w3", title: "W3", charts: []string{"capacity"}, args: "simulate --find-capacity --workload w3 --requests 4000" + gpu + " --replicas 8" + few},
 		}},
 	{id: "http", title: "Over HTTP",
 		about: "Real agents and simulated engines, connected by sockets, in real time. What virtual time leaves out is in these numbers: parsing, tokenizing, the network, this machine.",

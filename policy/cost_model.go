@@ -10,7 +10,7 @@ import (
 // AppendTerms may be called from any goroutine. The zero value weighs only the wait;
 // NewCostModel returns one with its weights.
 //
-//	cost = (wait + prefill + own_work + load + interference) / share + overload + kv_pressure
+//	cost = (wait + prefill + own_work + load + interference + crowd) / share + overload + kv_pressure
 //
 //	wait          until the prompts ahead are prefilled
 //	prefill       of what is not cached, by the replica's Speed
@@ -21,15 +21,17 @@ import (
 //	load          of what is cached in the host's memory or on disk; never more than
 //	              it would take to compute it
 //	interference  Interference · sequences that are generated there · prefill
+//	crowd         Crowd · requests that have no first token there yet · prefill: what
+//	              takes long goes where few wait, which is where others take long, too,
+//	              and what does not is not behind it
 //	share         of a replica that takes only part of its share for a while
 //	overload      of a replica that has far more requests than the others
 //	kv_pressure   KVPressure where the KV cache is full while requests wait for it: to
 //	              wait there takes longer than the prefill of those ahead, and the
 //	              engine may preempt sequences that it has begun with
 //
-// Times that are not numbers, or are below zero, come from a clock that was set or
-// from a replica's Speed that is broken. A wait below zero is none. A replica
-// whose cost is no number, or is below zero, is excluded.
+// Times that are not numbers, or are below zero, come from a replica's Speed that is
+// broken. A replica whose cost is no number, or is below zero, is excluded.
 type CostModel struct {
 	// OwnWork is by how much the prefill counts where there are idle replicas, and
 	// OwnWorkBusy by how much more, at most, where there are none.
@@ -40,6 +42,9 @@ type CostModel struct {
 	// Interference is the part of the prefill that counts for each sequence which
 	// is generated meanwhile.
 	Interference float64
+	// Crowd is the part of the prefill that counts for each request that waits for its
+	// first token there.
+	Crowd float64
 	// Approximate is how much counts of what a replica is only thought to have
 	// cached.
 	Approximate float64
@@ -128,6 +133,7 @@ func NewCostModel() *CostModel {
 		LoadCPU:      6e-6,
 		LoadDisk:     25e-6,
 		Interference: 0.01,
+		Crowd:        0.1,
 		Approximate:  1,
 		Bound:        2,
 		Overload:     0.025,
@@ -171,7 +177,7 @@ func (m *CostModel) score(r *Request, candidates []Candidate, costs []float64) (
 		}
 	}
 	// Of all that is not a time each leaves its trace in one of these.
-	if s.signs < 0 || s.inFlight < 0 || s.least < 0 || !(math.Abs(s.costs)+math.Abs(s.weighed) < math.Inf(1)) {
+	if s.inFlight < 0 || s.least < 0 || !(math.Abs(s.costs)+math.Abs(s.weighed) < math.Inf(1)) {
 		return m.plain(r, candidates, costs, own)
 	}
 	least = math.Float64frombits(uint64(s.least))
@@ -200,25 +206,27 @@ func (m *CostModel) score(r *Request, candidates []Candidate, costs []float64) (
 
 // complete adds to the costs of a block what is special of its candidates.
 func (m *CostModel) complete(s *scoring, r *Request, candidates []Candidate, costs []float64) {
-	if s.special > uint(len(s.few)) {
-		for i := range candidates {
-			costs[i] = m.completed(r, &candidates[i], costs[i], s.own)
-			s.took(costs[i])
+	n := s.special
+	if n > len(s.few) {
+		n = len(candidates) // what was left out of few is found again
+	}
+	for k := range n {
+		i := k
+		if s.special <= len(s.few) {
+			i = int(s.few[k])
 		}
-		return
+		c, cost := &candidates[i], costs[i]
+		if cost < 0 {
+			s.least = -1
+		}
+		if cached := c.held(r); int(c.CachedGPU) < cached {
+			cost += m.load(c, cached, m.times(c, s.own))
+		}
+		cost = c.shared(cost) + m.pressure(c)
+		costs[i] = cost
+		s.costs += cost
+		s.least = min(s.least, int64(math.Float64bits(cost)))
 	}
-	for _, i := range s.few[:s.special] {
-		costs[i] = m.completed(r, &candidates[i], costs[i], s.own)
-		s.took(costs[i])
-	}
-}
-
-// completed is cost with what is special of the candidate.
-func (m *CostModel) completed(r *Request, c *Candidate, cost, own float64) float64 {
-	if cached := c.held(r); int(c.CachedGPU) < cached {
-		cost += m.load(c, cached, own+m.Interference*float64(c.Decoding))
-	}
-	return c.shared(cost) + m.pressure(c)
 }
 
 // ownWork is by how much the prefill counts in all.
@@ -269,6 +277,14 @@ func (m *CostModel) plain(r *Request, candidates []Candidate, costs []float64, o
 	}
 	return lowest(costs)
 }
+
+// times is how often the candidate's prefill counts, by ownWork and by who is there.
+func (m *CostModel) times(c *Candidate, own float64) float64 {
+	return own + m.Interference*float64(c.Decoding) + m.Crowd*c.crowd()
+}
+
+// crowd is how many requests have no first token there.
+func (c *Candidate) crowd() float64 { return float64(c.InFlight) - float64(c.Decoding) }
 
 // load is how long it takes to load what the candidate has of cached tokens, but not
 // on the GPU. No part costs more than to compute it, of which the cost is so many
@@ -327,26 +343,27 @@ func (c *Candidate) held(r *Request) int { return min(int(c.Cached), max(r.Token
 
 // parts are the terms of one candidate's cost, without overload.
 type parts struct {
-	wait, prefill, ownWork, load, interference, share float64
+	wait, prefill, ownWork, load, interference, crowd, share float64
 }
 
 func (m *CostModel) parts(r *Request, c *Candidate, own float64) (p parts) {
 	cached := c.held(r)
-	p.wait = c.wait()
+	p.wait = c.Wait
 	p.prefill = c.Speed.fill(float64(max(r.Tokens, 0)), m.counted(c)*float64(cached))
 	p.ownWork = (own - 1) * p.prefill
 	if int(c.CachedGPU) < cached {
-		p.load = m.load(c, cached, own+m.Interference*float64(c.Decoding))
+		p.load = m.load(c, cached, m.times(c, own))
 	}
 	p.interference = m.Interference * float64(c.Decoding) * p.prefill
-	if sum := p.wait + p.prefill + p.ownWork + p.load + p.interference; c.Share > 0 && c.Share < 1 {
+	p.crowd = m.Crowd * c.crowd() * p.prefill
+	if sum := p.wait + p.prefill + p.ownWork + p.load + p.interference + p.crowd; c.Share > 0 && c.Share < 1 {
 		p.share = sum/float64(c.Share) - sum
 	}
 	return p
 }
 
 func (p *parts) sum() float64 {
-	return p.wait + p.prefill + p.ownWork + p.load + p.interference + p.share
+	return p.wait + p.prefill + p.ownWork + p.load + p.interference + p.crowd + p.share
 }
 
 // valid reports whether it is a time.
@@ -366,6 +383,7 @@ func (m *CostModel) AppendTerms(dst []Term, r *Request, candidates []Candidate, 
 		Term{"own_work", p.ownWork},
 		Term{"load", p.load},
 		Term{"interference", p.interference},
+		Term{"crowd", p.crowd},
 		Term{"share", p.share},
 		Term{"overload", m.overload(c, weighed(candidates), len(candidates))},
 		Term{"kv_pressure", m.pressure(c)},
@@ -393,7 +411,7 @@ var usual = NewCostModel()
 // number.
 func TTFT(r *Request, c *Candidate) float64 {
 	p := usual.parts(r, c, 1)
-	if t := p.wait + p.prefill + p.load; t >= 0 && t < MostTTFT {
+	if t := max(p.wait, 0) + p.prefill + p.load; t >= 0 && t < MostTTFT {
 		return t
 	}
 	return MostTTFT

@@ -500,6 +500,10 @@ func (x *exchange) breakOff(how string) {
 	case "error":
 		x.reason = "error"
 		x.failed = statusError(x.s.face.failure)
+		if x.req.opens == withToken && !x.said {
+			x.s.refuse(x.w, x.r, x.failed)
+			return
+		}
 		x.sendEvents(x.appendFailure(x.buf[:0]))
 		return
 	case "chunk":
@@ -536,6 +540,9 @@ func (x *exchange) appendFailure(dst []byte) []byte {
 		return x.req.dialect.appendPart(dst, x.answer, atFailure, 0)
 	}
 	a := x.req.api
+	if x.aborted {
+		return append(dst, done...)
+	}
 	e := x.failed
 	if a == messages {
 		dst = append(dst, "event: error\n"...)

@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/inferrail/inferrail/bench"
-	"github.com/inferrail/inferrail/policy"
 	"github.com/inferrail/inferrail/simulator"
 	"github.com/inferrail/inferrail/simulator/virtual"
 	"github.com/inferrail/inferrail/simulator/workload"
@@ -182,10 +181,9 @@ func (c *simulateCommand) plan() (*virtual.Plan, error) {
 	bad(c.SLOTTFT < 0 || c.SLOTPOT < 0, "--slo-ttft and --slo-tpot must not be negative, got %v and %v", c.SLOTTFT, c.SLOTPOT)
 	bad(c.FindCapacity && c.SLOTTFT == 0 && c.SLOTPOT == 0, "--find-capacity needs --slo-ttft or --slo-tpot")
 	bad((c.Budget > 0 || c.Queue > 0) && c.Admission == "", "--budget and --queue are of use with --admission only")
-	if c.Admission != "" {
-		if _, err := policy.ParseAdmissionMode(c.Admission); err != nil {
-			errs = append(errs, fmt.Errorf("--admission: %w", err))
-		}
+	admission := virtual.Admission{Mode: c.Admission, Budget: c.Budget, Queue: c.Queue}
+	if err := admission.Check(); err != nil {
+		errs = append(errs, fmt.Errorf("--admission: %w", err))
 	}
 	policies := c.Policy
 	if len(policies) == 0 {
@@ -208,7 +206,7 @@ func (c *simulateCommand) plan() (*virtual.Plan, error) {
 		Limits: workload.Limits{TTFT: milliseconds(c.SLOTTFT), TPOT: milliseconds(c.SLOTPOT)},
 		Fleet: virtual.Fleet{
 			Agents: c.Agents, Lag: c.Lag, EventLag: c.EventLag, Events: c.Events && (c.Engine == "vllm" || c.Engine == "sglang"),
-			Admission: virtual.Admission{Mode: c.Admission, Budget: c.Budget, Queue: c.Queue},
+			Admission: admission,
 		},
 	}
 	if err := c.requests(p); err != nil {

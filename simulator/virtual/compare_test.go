@@ -17,11 +17,11 @@ import (
 func smallPlan(t testing.TB, seeds ...uint64) *Plan {
 	t.Helper()
 	cfg := reference()
-	cfg.BlockSize, cfg.NumGPUBlocks, cfg.MaxModelLen = 16, 2001, 32000
+	cfg.BlockSize, cfg.NumGPUBlocks, cfg.MaxModelLen = 16, 6001, 96000
 	p := &Plan{Seeds: seeds, Policies: []string{"round_robin", "cost_model:own_work=1"}, Engine: "reference",
 		Fleet: Fleet{Engines: slices.Repeat([]simulator.Config{cfg}, 3)}, Limits: workload.Limits{TTFT: 2000, TPOT: 100}}
 	for _, seed := range seeds {
-		w, err := workload.Generate(workload.Options{Name: "w1", Seed: seed, Rate: 20, Requests: 400})
+		w, err := workload.Generate(workload.Options{Name: "w1", Seed: seed, Rate: 20, Requests: 200})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -74,6 +74,9 @@ func TestCompare(t *testing.T) {
 
 // What can be served is where the limits are just kept.
 func TestFindCapacity(t *testing.T) {
+	if raceEnabled {
+		t.Skip("it has no more goroutines than TestCompare, and some sixty runs")
+	}
 	p := smallPlan(t, 1)
 	p.Limits.TTFT = 500
 	found, err := p.FindCapacity(t.Context())

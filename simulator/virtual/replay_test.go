@@ -104,6 +104,9 @@ func TestReplayOfReference(t *testing.T) {
 
 // TestReplayOfBounds: what no choice can be better than is what was found elsewhere.
 func TestReplayOfBounds(t *testing.T) {
+	if raceEnabled {
+		t.Skip("make test runs it without the race detector")
+	}
 	fleet := &Fleet{Engines: slices.Repeat([]simulator.Config{reference()}, 8)}
 	f := func(w *workload.Workload, want figures, infinite, blocks float64) {
 		t.Helper()

@@ -3,7 +3,6 @@ package virtual
 import (
 	"fmt"
 	"io"
-	"math"
 	"strings"
 
 	"github.com/inferrail/inferrail/simulator/workload"
@@ -23,7 +22,11 @@ func WriteTable(w io.Writer, c *workload.Comparison) error {
 	if c.Speed != 0 && c.Speed != 1 {
 		fmt.Fprintf(&b, " (x%.4g)", c.Speed)
 	}
-	fmt.Fprintf(&b, "; %d replicas, %s\n", c.Replicas, c.Engine)
+	plural := "s"
+	if c.Replicas == 1 {
+		plural = ""
+	}
+	fmt.Fprintf(&b, "; %d replica%s, %s\n", c.Replicas, plural, c.Engine)
 	several := len(c.All) > len(c.Runs)
 	if several {
 		fmt.Fprintf(&b, "medians of %d seeds; ± is half of what the means are apart\n", len(c.Seeds))
@@ -35,8 +38,8 @@ func WriteTable(w io.Writer, c *workload.Comparison) error {
 	for i := range c.Runs {
 		s := &c.Runs[i]
 		spread := ""
-		if several {
-			spread = half(c.All, s.Policy, s.TTFT.Mean)
+		if means := s.Spread.TTFTMean; several && s.TTFT.Mean > 0 {
+			spread = fmt.Sprintf("%.1f%%", 50*(means[1]-means[0])/s.TTFT.Mean)
 		}
 		line(&b, c, s, s.Policy, spread)
 	}
@@ -78,7 +81,8 @@ func line(b *strings.Builder, c *workload.Comparison, s *workload.Summary, name,
 	if s.Ceiling > 0 {
 		ceiling = fmt.Sprintf("%.0f", 100*s.HitRate/s.Ceiling)
 	}
-	if c.Bound != nil && c.Bound.TTFT.Mean > 0 {
+	// What is served of a part of the requests is not to be measured by all.
+	if c.Bound != nil && c.Bound.TTFT.Mean > 0 && s.Failed+s.Refused == 0 {
 		bound = fmt.Sprintf("%.2f", s.TTFT.Mean/c.Bound.TTFT.Mean)
 	}
 	told := ""
@@ -106,19 +110,4 @@ func number(x float64) string {
 		return fmt.Sprintf("%.1f", x)
 	}
 	return fmt.Sprintf("%.2f", x)
-}
-
-// half is half of what the mean times of a policy's runs are apart, as a part of their
-// median.
-func half(all []workload.Summary, policy string, median float64) string {
-	least, most := math.Inf(1), 0.0
-	for i := range all {
-		if s := &all[i]; s.Policy == policy {
-			least, most = min(least, s.TTFT.Mean), max(most, s.TTFT.Mean)
-		}
-	}
-	if !(median > 0) || most < least {
-		return ""
-	}
-	return fmt.Sprintf("%.1f%%", 50*(most-least)/median)
 }
