@@ -50,7 +50,7 @@ func (h *prefixHash) UnmarshalText(text []byte) error {
 // readDecisions reads an agent's decision log: the requests for one model, which is
 // that of the options, or the only one that there is. What a prompt has behind the
 // last of its hashes is taken to be shared with none. Requests without a prompt are
-// left out.
+// left out, as are decisions that were written without hashes.
 //
 // Of prompts that the agent has not followed exactly it has estimated the tokens, and so
 // those between hashes. The engines have counted them: by how much they have more or
@@ -59,11 +59,15 @@ func (h *prefixHash) UnmarshalText(text []byte) error {
 func (o ReadOptions) readDecisions(r *bufio.Reader) (*Workload, error) {
 	var list []decisionLine
 	models := map[string]int{}
-	estimated, counted := 0, 0
+	estimated, counted, bare := 0, 0, 0
 	err := lines(r, func(line []byte) error {
 		var d decisionLine
 		if err := json.Unmarshal(line, &d); err != nil {
 			return err
+		}
+		if d.Prompt == nil {
+			bare++ // from before hashes were asked for
+			return nil
 		}
 		if err := d.check(); err != nil {
 			return err
@@ -80,6 +84,9 @@ func (o ReadOptions) readDecisions(r *bufio.Reader) (*Workload, error) {
 	})
 	if err != nil {
 		return nil, err
+	}
+	if len(models) == 0 && bare > 0 {
+		return nil, errNoHashes
 	}
 	if o.Model == "" && len(models) > 1 || o.Model != "" && models[o.Model] == 0 {
 		var list []string
@@ -117,7 +124,7 @@ func (o ReadOptions) readDecisions(r *bufio.Reader) (*Workload, error) {
 	return w, w.schedule(times)
 }
 
-var errNoHashes = errors.New("the decision has no hashes of its prompt; the agent writes them with decisions.prompts: hashes")
+var errNoHashes = errors.New("none of the decisions has hashes of its prompt; the agent writes them with decisions.prompts: hashes")
 
 func (d *decisionLine) check() error {
 	for _, tokens := range []int{d.PromptTokens, d.Outcome.PromptTokens, d.Outcome.OutputTokens} {
@@ -125,10 +132,7 @@ func (d *decisionLine) check() error {
 			return fmt.Errorf("a prompt or answer has %d tokens, and may have up to %d", tokens, mostTokens)
 		}
 	}
-	switch p := d.Prompt; {
-	case p == nil:
-		return errNoHashes
-	case len(p.Hashes) > 0 && (p.Every < 1 || p.Every > mostTokens):
+	if p := d.Prompt; len(p.Hashes) > 0 && (p.Every < 1 || p.Every > mostTokens) {
 		return fmt.Errorf("prompt.every is %d, and says how many tokens each hash stands for", p.Every)
 	}
 	return nil
