@@ -201,6 +201,16 @@ func (c *Config) latency() Latency {
 
 func (c *Config) sglang() bool { return c.Engine == "sglang" }
 
+// Completed returns the configuration with all that it leaves open filled in, as a
+// server has it, or says what is wrong with it.
+func (c Config) Completed() (Config, error) {
+	err := c.complete()
+	return c, err
+}
+
+// Latency returns how long an engine's work takes. The configuration must be complete.
+func (c *Config) Latency() Latency { return c.latency() }
+
 // NewEngine returns an engine as a server of this configuration has one in each of
 // its ranks. It does no I/O; what is set for events, KVEvents.Endpoint, is only
 // whether the engine tells of its cache.

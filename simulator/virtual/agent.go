@@ -76,9 +76,9 @@ func newAgent(r *run, number int, p policy.Policy, seed uint64) (*agent, error) 
 		a.admission = policy.NewAdmission(policy.AdmissionRules{Mode: mode})
 	}
 	for i := range a.slots {
-		c := &r.fleet.Engines[i]
+		c := &r.configs[i]
 		s := &a.slots[i]
-		a.index.Join(i, index.SlotConfig{Model: model, BlockSize: blockSize(c), Capacity: capacity(c), AfterPrefill: c.Engine == "sglang"})
+		a.index.Join(i, index.SlotConfig{Model: model, BlockSize: c.BlockSize, Capacity: c.NumGPUBlocks, AfterPrefill: c.Engine == "sglang"})
 		s.peer = policy.Peer{Standing: &s.standing, Models: []string{model}}
 		a.peers = append(a.peers, &s.peer)
 		a.believe(i, "")
@@ -92,7 +92,7 @@ func (a *agent) believe(i int, why string) {
 	switch {
 	case why != "":
 		a.index.SetState(i, index.Mismatched, why)
-	case a.run.fleet.Events:
+	case a.run.tells(i):
 		a.index.SetState(i, index.Exact, "")
 	default:
 		a.index.SetState(i, index.Approximate, "it tells no events")

@@ -13,9 +13,10 @@ import (
 // first takes each: the reference bound that policies are measured by. chains are those
 // of w in the engines' blocks.
 //
-// A prompt takes the time that its engine needs for it alone, at its own pace, and
+// A prompt takes the time that its engine needs to compute it, at its own pace, and
 // prompts are computed one after the other in the order in which they come; decoding is
-// in nobody's way, and there is no limit to what runs. So it is below what any choice
+// in nobody's way, what a step takes at least is shared by all prompts in it, and there
+// is no limit to what runs. So it is below what any choice
 // can reach in the mean for all but contrived workloads, though not a proven bound: who
 // knew the sizes of all prompts to come could keep long ones out of the way of short
 // ones. Least is proven.
@@ -26,15 +27,15 @@ func (f *Fleet) Bound(w *workload.Workload, chains *Chains) []workload.Record {
 	for k := range w.Requests {
 		q := &w.Requests[k]
 		input, cached := q.Input(), seen[k]*chains.size
-		best, first, took := 0, never, time.Duration(0)
+		best, first := 0, never
 		for i := range f.Engines {
-			took := latencies[i].Prefill(input-cached, cached)
-			if at := max(free[i], q.At) + took; at < first {
+			l := &latencies[i]
+			if at := max(max(free[i], q.At)+work(l, input-cached, cached), q.At+l.Prefill(input-cached, cached)); at < first {
 				best, first = i, at
 			}
 		}
-		took = latencies[best].Prefill(input-cached, cached)
-		free[best] = first
+		took := latencies[best].Prefill(input-cached, cached)
+		free[best] = max(free[best], q.At) + work(&latencies[best], input-cached, cached)
 		records[k] = workload.Record{
 			Index: k, Scheduled: q.At, Sent: q.At, First: first, Input: input, Cached: cached, Output: q.Output, Replica: best, Computed: took,
 			End: first + time.Duration(max(q.Output-1, 0))*latencies[best].PerToken,
@@ -43,16 +44,18 @@ func (f *Fleet) Bound(w *workload.Workload, chains *Chains) []workload.Record {
 	return records
 }
 
-// latencies are the times of each engine, with what slows it for good.
+// work is what of a prompt's time no other prompt can share.
+func work(l *simulator.Latency, uncached, cached int) time.Duration {
+	return simulator.Latency{A: l.A, B: l.B, D: l.D}.Prefill(uncached, cached)
+}
+
+// latencies are the times of each engine, with what slows it for good. What is wrong with
+// how an engine is set up, Serve tells.
 func (f *Fleet) latencies() []simulator.Latency {
-	list := make([]simulator.Latency, len(f.Engines))
-	for i := range f.Engines {
-		c := &f.Engines[i]
-		l := simulator.Latency{A: c.PrefillA, B: c.PrefillB, D: c.PrefillD, PerToken: c.TimePerOutputToken}
-		if l.A == 0 && l.B == 0 && l.D == 0 {
-			l.A, l.B, l.D = 60, 0.002, 5000
-		}
-		list[i] = l
+	configs, _ := f.configs()
+	list := make([]simulator.Latency, len(configs))
+	for i := range configs {
+		list[i] = configs[i].Latency()
 	}
 	for _, t := range f.Throttles {
 		if t.At == 0 && t.Until == 0 && t.Engine >= 0 && t.Engine < len(list) {
@@ -75,30 +78,32 @@ func (f *Fleet) latencies() []simulator.Latency {
 //     prompt of which the least is left (Schrage 1968).
 func (f *Fleet) Least(records []workload.Record, warm time.Duration) time.Duration {
 	latencies := f.latencies()
-	own := make([]float64, len(records))
+	works := make([]float64, len(records))
 	sum, n := 0.0, 0
 	for k := range records {
 		r := &records[k]
-		least := never
+		alone, least := never, never
 		for i := range latencies {
-			least = min(least, latencies[i].Prefill(r.Input-r.Cached, r.Cached))
+			l := &latencies[i]
+			alone = min(alone, l.Prefill(r.Input-r.Cached, r.Cached))
+			least = min(least, work(l, r.Input-r.Cached, r.Cached))
 		}
-		own[k] = least.Seconds()
+		works[k] = least.Seconds()
 		if r.Scheduled >= warm {
-			sum += own[k]
+			sum += alone.Seconds()
 			n++
 		}
 	}
 	if n == 0 {
 		return 0
 	}
-	return time.Duration(max(sum, shortestFirst(records, own, float64(len(latencies)), warm)) / float64(n) * float64(time.Second))
+	return time.Duration(max(sum, shortestFirst(records, works, float64(len(latencies)), warm)) / float64(n) * float64(time.Second))
 }
 
 // shortestFirst is the sum of the times of the requests from warm on, in seconds, at one
 // engine that is so many times as fast and always computes the one of which the least is
 // left. Those before are left out, as if they took no time.
-func shortestFirst(records []workload.Record, own []float64, times float64, warm time.Duration) (sum float64) {
+func shortestFirst(records []workload.Record, works []float64, times float64, warm time.Duration) (sum float64) {
 	var left leastLeft
 	now := 0.0
 	work := func(until float64) {
@@ -121,7 +126,7 @@ func shortestFirst(records []workload.Record, own []float64, times float64, warm
 		}
 		at := records[k].Scheduled.Seconds()
 		work(at)
-		heap.Push(&left, leftJob{own[k], at})
+		heap.Push(&left, leftJob{works[k], at})
 	}
 	for len(left) > 0 {
 		work(now + left[0].left/times + 1)

@@ -132,7 +132,10 @@ func (p *Plan) check() error {
 			return err
 		}
 	}
-	_, err := p.Fleet.engines()
+	if err := p.Fleet.Admission.Check(); err != nil {
+		return err
+	}
+	_, err := p.Fleet.configs()
 	return err
 }
 
@@ -159,8 +162,8 @@ func (p *Plan) Compare(ctx context.Context) (*workload.Comparison, error) {
 	all, limits := make([]workload.Summary, len(jobs)), make([]limit, len(p.Workloads))
 	err := inParallel(ctx, len(jobs)+len(limits), func(ctx context.Context, i int) (err error) {
 		if i < len(limits) {
-			limits[i] = p.limit(jobs[i].workload, jobs[i].warm)
-			return nil
+			limits[i], err = p.limit(jobs[i].workload, jobs[i].warm)
+			return err
 		}
 		i -= len(limits)
 		all[i], err = p.do(ctx, &jobs[i], true)
@@ -203,23 +206,18 @@ type limit struct {
 	infinite, ceiling, least float64
 }
 
-func (p *Plan) limit(w *workload.Workload, warm time.Duration) limit {
-	// In blocks of the smallest size that any has.
-	size, tokens := 0, 0
-	for i := range p.Fleet.Engines {
-		c := &p.Fleet.Engines[i]
-		if n := blockSize(c); size == 0 || n < size {
-			size = n
-		}
-		tokens += (capacity(c) - 1) * blockSize(c) // one block is not for tokens
+func (p *Plan) limit(w *workload.Workload, warm time.Duration) (limit, error) {
+	size, blocks, err := p.Fleet.Blocks()
+	if err != nil {
+		return limit{}, err
 	}
 	chains := NewChains(w, size, warm)
 	records := p.Fleet.Bound(w, chains)
 	bound := workload.Summarize(records, w, workload.SummaryOptions{Policy: "bound", Replicas: len(p.Fleet.Engines), Limits: p.Limits, Warm: warm})
 	bound.Curves = workload.NewCurves(records, warm)
 	return limit{
-		bound: bound, infinite: chains.Infinite(), ceiling: chains.Ceiling(tokens / size), least: milliseconds(p.Fleet.Least(records, warm)),
-	}
+		bound: bound, infinite: chains.Infinite(), ceiling: chains.Ceiling(blocks), least: milliseconds(p.Fleet.Least(records, warm)),
+	}, nil
 }
 
 // median is the median of what f makes of each, of which there is one at least.

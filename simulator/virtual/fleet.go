@@ -1,9 +1,9 @@
 package virtual
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
+	"reflect"
 	"time"
 
 	"github.com/inferrail/inferrail/policy"
@@ -23,8 +23,8 @@ type Fleet struct {
 	// Agents is how many there are, which take the requests in turns; 0 is one. Each
 	// knows of the others' only what the engines report.
 	Agents int
-	// Events lets the agents follow the engines' KV events, which reach them EventLag
-	// after they were told. Without it they go by what they have sent, and by what
+	// Events lets the agents follow the KV events of the engines that have any, vLLM's
+	// and SGLang's, which reach them EventLag after they were told. Without it they go by what they have sent, and by what
 	// answers say was cached.
 	Events   bool
 	EventLag time.Duration
@@ -57,33 +57,48 @@ func (a *Admission) Check() error {
 	return err
 }
 
-// What a Config has where it says nothing.
-const (
-	usualBlock  = 16
-	usualBlocks = 16384
-)
-
-func blockSize(c *simulator.Config) int { return cmp.Or(c.BlockSize, usualBlock) }
-func capacity(c *simulator.Config) int  { return cmp.Or(c.NumGPUBlocks, usualBlocks) }
-
-// engines makes the engines anew.
-func (f *Fleet) engines() ([]*simulator.Engine, error) {
+// configs are the engines' configurations, with what they leave open filled in.
+func (f *Fleet) configs() ([]simulator.Config, error) {
 	if len(f.Engines) == 0 {
 		return nil, errors.New("a fleet has at least one replica")
 	}
-	list := make([]*simulator.Engine, len(f.Engines))
+	list := make([]simulator.Config, len(f.Engines))
 	for i, c := range f.Engines {
+		if i > 0 && reflect.DeepEqual(c, f.Engines[i-1]) {
+			list[i] = list[i-1]
+			continue
+		}
 		c.KVEvents = simulator.KVEvents{}
-		if f.Events {
+		if f.Events && (c.Engine == "" || c.Engine == "vllm" || c.Engine == "sglang") {
 			c.KVEvents.Endpoint = "tcp://127.0.0.1:0" // it is never opened
 		}
-		e, err := c.NewEngine()
-		if err != nil {
+		var err error
+		if list[i], err = c.Completed(); err != nil {
 			return nil, fmt.Errorf("replica %d: %w", i, err)
 		}
-		list[i] = e
 	}
 	return list, nil
+}
+
+// Blocks returns how large a block is by which the hits of a fleet are counted, the
+// smallest that an engine has, and how many of them all have room for, the host's memory
+// included. Engines that share parts of blocks, which TGI's and llama.cpp's do, may have
+// a few hits more than whole blocks tell.
+func (f *Fleet) Blocks() (size, count int, err error) {
+	configs, err := f.configs()
+	if err != nil {
+		return 0, 0, err
+	}
+	tokens := 0
+	for i := range configs {
+		c := &configs[i]
+		if size == 0 || c.BlockSize < size {
+			size = c.BlockSize
+		}
+		// One block is not for tokens.
+		tokens += (c.NumGPUBlocks - 1 + c.HostBlocks) * c.BlockSize
+	}
+	return size, tokens / size, nil
 }
 
 // agents is how many there are.

@@ -72,6 +72,7 @@ type run struct {
 
 	now     time.Duration
 	engines []*simulator.Engine
+	configs []simulator.Config // of the engines
 	// due are the engines that have something to do, the next first, and asked those
 	// with requests, or with some at the last report.
 	due   dueEngines
@@ -138,13 +139,20 @@ func newRun(f *Fleet, w *workload.Workload, p policy.Policy, o Options) (*run, e
 		visits: map[*simulator.Sequence]*visit{}, left: len(w.Requests),
 	}
 	var err error
-	if r.engines, err = f.engines(); err != nil {
+	if r.configs, err = f.configs(); err != nil {
 		return nil, err
+	}
+	for i := range r.configs {
+		e, err := r.configs[i].NewEngine()
+		if err != nil {
+			return nil, fmt.Errorf("replica %d: %w", i, err)
+		}
+		r.engines = append(r.engines, e)
 	}
 	r.asked = make([]bool, len(r.engines))
 	r.due.init(len(r.engines))
-	for i := range f.Engines {
-		size := blockSize(&f.Engines[i])
+	for i := range r.configs {
+		size := r.configs[i].BlockSize
 		if !slices.Contains(r.sizes, size) {
 			r.sizes = append(r.sizes, size)
 		}
@@ -305,6 +313,9 @@ func (r *run) arrive(v *visit) {
 	r.settle(v.engine)
 }
 
+// tells reports that an engine tells of its cache.
+func (r *run) tells(i int) bool { return r.configs[i].KVEvents.Endpoint != "" }
+
 // settle looks at what an engine has done: who has a first token or has ended, what it
 // tells of its cache, and when it goes on.
 func (r *run) settle(i int) {
@@ -326,9 +337,9 @@ func (r *run) settle(i int) {
 			r.after(r.fleet.Lag, note{kind: noteEnd, visit: v})
 		}
 	}
-	if r.fleet.Events {
+	if r.tells(i) {
 		if told := e.Told(); len(told) > 0 {
-			r.after(r.fleet.EventLag, note{kind: noteEvents, engine: i, events: eventsOf(told, r.sizes[r.sizeOf[i]])})
+			r.after(r.fleet.EventLag, note{kind: noteEvents, engine: i, events: eventsOf(told, r.configs[i].BlockSize)})
 		}
 	}
 	next, ok := e.Next()

@@ -91,7 +91,7 @@ func TestServe(t *testing.T) {
 		s := newScene(t, seed)
 		o := s.serve(t)
 		n := len(s.fleet.Engines)
-		hit, queried, work, begin, end := make([]int, n), make([]int, n), make([]time.Duration, n), make([]time.Duration, n), make([]time.Duration, n)
+		hit, queried, worked, begin, end := make([]int, n), make([]int, n), make([]time.Duration, n), make([]time.Duration, n), make([]time.Duration, n)
 		latencies := s.fleet.latencies()
 		for k := range o.Records {
 			r, q := &o.Records[k], &s.workload.Requests[k]
@@ -112,18 +112,18 @@ func TestServe(t *testing.T) {
 			}
 			i := r.Replica
 			hit[i], queried[i] = hit[i]+r.Cached, queried[i]+r.Input
-			if work[i] == 0 || r.Scheduled < begin[i] {
+			if worked[i] == 0 || r.Scheduled < begin[i] {
 				begin[i] = r.Scheduled
 			}
-			work[i] += latencies[i].Prefill(r.Input-r.Cached, r.Cached)
+			worked[i] += work(&latencies[i], r.Input-r.Cached, r.Cached)
 			end[i] = max(end[i], r.First)
 		}
 		for i, c := range o.Counts {
 			if c.Hit != hit[i] || c.Queried != queried[i] {
 				t.Errorf("%v: engine %d has found %d of %d tokens, the records say %d of %d", s, i, c.Hit, c.Queried, hit[i], queried[i])
 			}
-			if work[i] > end[i]-begin[i] {
-				t.Errorf("%v: engine %d has done %v of work in %v", s, i, work[i], end[i]-begin[i])
+			if worked[i] > end[i]-begin[i] {
+				t.Errorf("%v: engine %d has done %v of work in %v", s, i, worked[i], end[i]-begin[i])
 			}
 		}
 		sum := workload.Summarize(o.Records, s.workload, workload.SummaryOptions{Replicas: n})
@@ -195,11 +195,11 @@ func TestServeAsInSmallSteps(t *testing.T) {
 		s := newScene(t, 100+seed)
 		s.fleet.Throttles, s.workload.Throttles, s.fleet.Admission = nil, nil, Admission{}
 		o := s.serve(t)
-		engines, err := s.fleet.engines()
-		if err != nil {
-			t.Fatal(err)
-		}
-		for i, e := range engines {
+		for i, c := range s.fleet.Engines {
+			e, err := c.NewEngine()
+			if err != nil {
+				t.Fatal(err)
+			}
 			now := time.Duration(0)
 			until := func(at time.Duration) {
 				for ; now < at; now += 500 * time.Microsecond {
