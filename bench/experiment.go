@@ -91,17 +91,17 @@ var plan = []group{
 			"W1: questions behind shared system prompts. W2: chats of several turns. W3: agents with tools and growing contexts. " +
 			"W4: questions about popular documents. W5: bursts, and an engine that becomes slow in the middle. W6: nothing shared.",
 		experiments: []experiment{
-			{name: "w1", title: "W1 shared system prompts", charts: []string{"ttft"}, args: "simulate --workload w1 --rate 60 --requests 6000" + gpu + " --replicas 8" + seeds},
-			{name: "w2", title: "W2 chats", args: "simulate --workload w2 --rate 40 --requests 6000" + gpu + " --replicas 8" + seeds},
-			{name: "w3", title: "W3 agents", charts: []string{"ttft"}, args: "simulate --workload w3 --rate 40 --requests 6000" + gpu + " --replicas 8" + seeds},
-			{name: "w4", title: "W4 documents", args: "simulate --workload w4 --rate 20 --requests 6000" + gpu + " --replicas 8" + seeds},
-			{name: "w5", title: "W5 bursts and a slow engine", charts: []string{"time"}, args: "simulate --workload w5 --rate 40 --requests 6000" + gpu + " --replicas 8" + seeds},
-			{name: "w6", title: "W6 nothing shared", args: "simulate --workload w6 --rate 60 --requests 6000" + gpu + " --replicas 8" + seeds},
+			{name: "w1", title: "W1 shared system prompts", charts: []string{"ttft"}, args: "simulate --workload w1 --rate 160 --requests 4000" + gpu + " --replicas 8" + seeds},
+			{name: "w2", title: "W2 chats", args: "simulate --workload w2 --rate 75 --requests 4000" + gpu + " --replicas 8" + seeds},
+			{name: "w3", title: "W3 agents", charts: []string{"ttft"}, args: "simulate --workload w3 --rate 20 --requests 4000" + gpu + " --replicas 8" + seeds},
+			{name: "w4", title: "W4 documents", args: "simulate --workload w4 --rate 25 --requests 4000" + gpu + " --replicas 8" + seeds},
+			{name: "w5", title: "W5 bursts and a slow engine", charts: []string{"time"}, args: "simulate --workload w5 --rate 60 --requests 4000" + gpu + " --replicas 8" + seeds},
+			{name: "w6", title: "W6 nothing shared", args: "simulate --workload w6 --rate 65 --requests 4000" + gpu + " --replicas 8" + seeds},
 		}},
 	{id: "fleets", title: "Other fleets",
 		about: "What real fleets have: engines of different speed, several agents that do not know of one another, and caches that nobody tells of.",
 		experiments: []experiment{
-			{name: "mixed", title: "W2 on 4 x H100 and 4 x L4", charts: []string{"ttft", "replicas"}, args: "simulate --workload w2 --rate 20 --requests 6000" + mixed + seeds},
+			{name: "mixed", title: "W2 on 4 x H100 and 4 x L4", charts: []string{"ttft", "replicas"}, args: "simulate --workload w2 --rate 30 --requests 4000" + mixed + seeds},
 			{name: "agents", title: "Mooncake conversation through 4 agents", args: "simulate --trace TRACES/mooncake_conversation_trace.jsonl --agents 4" + reference},
 			{name: "no-events", title: "Mooncake conversation without KV events", args: "simulate --trace TRACES/mooncake_conversation_trace.jsonl --no-events" + reference},
 		}},
@@ -137,18 +137,28 @@ var plan = []group{
 		}},
 }
 
-// command is the experiment's command line, with the traces of a folder.
-func (e *experiment) command(traces string) []string {
+// command is the experiment's command line, with the traces of a folder. A tiny one
+// runs in a moment: of flags that are there twice the last counts.
+func (e *experiment) command(traces string, tiny bool) []string {
 	args := strings.Fields(e.args)
 	for i, a := range args {
 		if file, ok := strings.CutPrefix(a, "TRACES/"); ok {
 			args[i] = filepath.Join(traces, file)
 		}
+		if tiny && i > 0 && args[i-1] == "--policies" {
+			args[i] = "round_robin,cost_model" // it is not such a flag
+		}
+	}
+	switch {
+	case tiny && e.slow:
+		args = append(args, "--requests", "40", "--seeds", "1", "--attempts", "1")
+	case tiny:
+		args = append(args, "--requests", "60")
 	}
 	return args
 }
 
-// shown is the command as the report has it. All policies are many words.
+// shown is the command as the report has it.
 func (e *experiment) shown() string {
 	return "inferrail " + strings.ReplaceAll(strings.Join(strings.Fields(e.args), " "), "TRACES/", "$TRACES/")
 }
