@@ -42,12 +42,13 @@ const seeds = " --seed 1,2,3"
 // and caches of 4,000 blocks of 512 tokens.
 const reference = " --replicas 8 --profile reference --blocks 4000"
 
-// gpu are engines like those of one GPU and model, mixed a fleet of two kinds of them,
-// and small those that DIO's experiments had.
+// gpu are engines with the cache of a GPU of 80 GB that serves a model of 8B, mixed is a
+// fleet of which half are four times as slow, and small have a cache like those of DIO's
+// experiments.
 const (
-	gpu   = " --block-size 16 --blocks 28000"
-	mixed = gpu + " --replicas 8 --slow 4:4 --slow 5:4 --slow 6:4 --slow 7:4"
-	small = " --block-size 16 --blocks 4000"
+	gpu   = " --profile reference --block-size 16 --blocks 28000"
+	mixed = gpu + " --replicas 8 --slow 4:4,5:4,6:4,7:4"
+	small = " --profile reference --block-size 16 --blocks 4000"
 )
 
 // plan is the evaluation, in the order in which it runs and is reported.
@@ -73,18 +74,11 @@ var plan = []group{
 			{name: "conversation-x2.4", title: "2.4x", args: "simulate --trace TRACES/mooncake_conversation_trace.jsonl --speed 2.4" + reference + few},
 			{name: "conversation-x3", title: "3x", args: "simulate --trace TRACES/mooncake_conversation_trace.jsonl --speed 3" + reference + few},
 		}},
-	{id: "gpus", title: "Traces before engines like real ones",
-		about: "Engines that batch, prefill in chunks, disturb decoding with it and preempt, with the speeds and caches of real pairs of GPU and model. " +
-			"The traces of Azure have no prefixes: nothing is shared in them, and only balance counts.",
+	{id: "azure", title: "Traces without prefixes",
+		about: "Traffic of Azure, in which nothing is known to be shared: only balance counts.",
 		experiments: []experiment{
-			{name: "conversation-h100", title: "Mooncake conversation, 8 x H100 with Llama-3.1-8B", charts: []string{"ttft"},
-				args: "simulate --trace TRACES/mooncake_conversation_trace.jsonl" + gpu + " --replicas 8"},
-			{name: "synthetic-h100", title: "Mooncake synthetic, 8 x H100 with Llama-3.1-8B",
-				args: "simulate --trace TRACES/mooncake_synthetic_trace.jsonl" + gpu + " --replicas 8"},
-			{name: "azure-conversation", title: "Azure conversation, 4 x H100 with Llama-3.1-8B",
-				args: "simulate --trace TRACES/azure2023_conv.csv" + gpu + " --replicas 4 --speed 4"},
-			{name: "azure-code", title: "Azure code, 4 x H100 with Llama-3.1-8B",
-				args: "simulate --trace TRACES/azure2023_code.csv" + gpu + " --replicas 4 --speed 4"},
+			{name: "azure-conversation", title: "Azure conversation at 6x", args: "simulate --trace TRACES/azure2023_conv.csv --speed 6 --replicas 4" + gpu},
+			{name: "azure-code", title: "Azure code at 4x", args: "simulate --trace TRACES/azure2023_code.csv --speed 4 --replicas 4" + gpu},
 		}},
 	{id: "workloads", title: "Workloads",
 		about: "Drawn traffic of six kinds, three seeds each; the rows are medians. " +
@@ -101,7 +95,7 @@ var plan = []group{
 	{id: "fleets", title: "Other fleets",
 		about: "What real fleets have: engines of different speed, several agents that do not know of one another, and caches that nobody tells of.",
 		experiments: []experiment{
-			{name: "mixed", title: "W2 on 4 x H100 and 4 x L4", charts: []string{"ttft", "replicas"}, args: "simulate --workload w2 --rate 30 --requests 4000" + mixed + seeds},
+			{name: "mixed", title: "W2, half of the engines four times slower", charts: []string{"ttft", "replicas"}, args: "simulate --workload w2 --rate 30 --requests 4000" + mixed + seeds},
 			{name: "agents", title: "Mooncake conversation through 4 agents", args: "simulate --trace TRACES/mooncake_conversation_trace.jsonl --agents 4" + reference},
 			{name: "no-events", title: "Mooncake conversation without KV events", args: "simulate --trace TRACES/mooncake_conversation_trace.jsonl --no-events" + reference},
 		}},
