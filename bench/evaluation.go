@@ -161,10 +161,7 @@ func (e *Evaluation) run(ctx context.Context, x *experiment, dir string) error {
 	}
 	part := x.file(dir) + ".part"
 	defer os.Remove(part)
-	args := append(slices.Clone(command[1:]), x.command(e.Traces)...)
-	if e.Tiny {
-		args = append(args, x.tiny()...)
-	}
+	args := append(slices.Clone(command[1:]), x.command(e.Traces, e.Tiny)...)
 	cmd := exec.CommandContext(ctx, command[0], append(args, "--json", part)...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 10 * time.Second
@@ -272,13 +269,4 @@ func (m *evaluated) write(dir string) error {
 		return err
 	}
 	return os.WriteFile(filepath.Join(dir, "evaluation.json"), append(b, '\n'), 0o644)
-}
-
-// tiny are further arguments that make it run in a moment: the last of two equal flags
-// counts.
-func (x *experiment) tiny() []string {
-	if x.slow {
-		return []string{"--requests", "40", "--seeds", "1", "--attempts", "1", "--policies", "cost_model,round_robin"}
-	}
-	return []string{"--requests", "60"}
 }

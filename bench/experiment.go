@@ -42,12 +42,13 @@ const seeds = " --seed 1,2,3"
 // and caches of 4,000 blocks of 512 tokens.
 const reference = " --replicas 8 --profile reference --blocks 4000"
 
-// gpu are engines like those of one GPU and model, mixed a fleet of two kinds of them,
-// and small those that DIO's experiments had.
+// gpu are engines with the cache of a GPU of 80 GB that serves a model of 8B, mixed is a
+// fleet of which half are four times as slow, and small have a cache like those of DIO's
+// experiments.
 const (
-	gpu   = " --block-size 16 --blocks 28000"
-	mixed = gpu + " --replicas 8 --slow 4:4 --slow 5:4 --slow 6:4 --slow 7:4"
-	small = " --block-size 16 --blocks 4000"
+	gpu   = " --profile reference --block-size 16 --blocks 28000"
+	mixed = gpu + " --replicas 8 --slow 4:4,5:4,6:4,7:4"
+	small = " --profile reference --block-size 16 --blocks 4000"
 )
 
 // plan is the evaluation, in the order in which it runs and is reported.
@@ -73,35 +74,28 @@ var plan = []group{
 			{name: "conversation-x2.4", title: "2.4x", args: "simulate --trace TRACES/mooncake_conversation_trace.jsonl --speed 2.4" + reference + few},
 			{name: "conversation-x3", title: "3x", args: "simulate --trace TRACES/mooncake_conversation_trace.jsonl --speed 3" + reference + few},
 		}},
-	{id: "gpus", title: "Traces before engines like real ones",
-		about: "Engines that batch, prefill in chunks, disturb decoding with it and preempt, with the speeds and caches of real pairs of GPU and model. " +
-			"The traces of Azure have no prefixes: nothing is shared in them, and only balance counts.",
+	{id: "azure", title: "Traces without prefixes",
+		about: "Traffic of Azure, in which nothing is known to be shared: only balance counts.",
 		experiments: []experiment{
-			{name: "conversation-h100", title: "Mooncake conversation, 8 x H100 with Llama-3.1-8B", charts: []string{"ttft"},
-				args: "simulate --trace TRACES/mooncake_conversation_trace.jsonl" + gpu + " --replicas 8"},
-			{name: "synthetic-h100", title: "Mooncake synthetic, 8 x H100 with Llama-3.1-8B",
-				args: "simulate --trace TRACES/mooncake_synthetic_trace.jsonl" + gpu + " --replicas 8"},
-			{name: "azure-conversation", title: "Azure conversation, 4 x H100 with Llama-3.1-8B",
-				args: "simulate --trace TRACES/azure2023_conv.csv" + gpu + " --replicas 4 --speed 4"},
-			{name: "azure-code", title: "Azure code, 4 x H100 with Llama-3.1-8B",
-				args: "simulate --trace TRACES/azure2023_code.csv" + gpu + " --replicas 4 --speed 4"},
+			{name: "azure-conversation", title: "Azure conversation at 6x", args: "simulate --trace TRACES/azure2023_conv.csv --speed 6 --replicas 4" + gpu},
+			{name: "azure-code", title: "Azure code at 4x", args: "simulate --trace TRACES/azure2023_code.csv --speed 4 --replicas 4" + gpu},
 		}},
 	{id: "workloads", title: "Workloads",
 		about: "Drawn traffic of six kinds, three seeds each; the rows are medians. " +
 			"W1: questions behind shared system prompts. W2: chats of several turns. W3: agents with tools and growing contexts. " +
 			"W4: questions about popular documents. W5: bursts, and an engine that becomes slow in the middle. W6: nothing shared.",
 		experiments: []experiment{
-			{name: "w1", title: "W1 shared system prompts", charts: []string{"ttft"}, args: "simulate --workload w1 --rate 60 --requests 6000" + gpu + " --replicas 8" + seeds},
-			{name: "w2", title: "W2 chats", args: "simulate --workload w2 --rate 40 --requests 6000" + gpu + " --replicas 8" + seeds},
-			{name: "w3", title: "W3 agents", charts: []string{"ttft"}, args: "simulate --workload w3 --rate 40 --requests 6000" + gpu + " --replicas 8" + seeds},
-			{name: "w4", title: "W4 documents", args: "simulate --workload w4 --rate 20 --requests 6000" + gpu + " --replicas 8" + seeds},
-			{name: "w5", title: "W5 bursts and a slow engine", charts: []string{"time"}, args: "simulate --workload w5 --rate 40 --requests 6000" + gpu + " --replicas 8" + seeds},
-			{name: "w6", title: "W6 nothing shared", args: "simulate --workload w6 --rate 60 --requests 6000" + gpu + " --replicas 8" + seeds},
+			{name: "w1", title: "W1 shared system prompts", charts: []string{"ttft"}, args: "simulate --workload w1 --rate 160 --requests 4000" + gpu + " --replicas 8" + seeds},
+			{name: "w2", title: "W2 chats", args: "simulate --workload w2 --rate 75 --requests 4000" + gpu + " --replicas 8" + seeds},
+			{name: "w3", title: "W3 agents", charts: []string{"ttft"}, args: "simulate --workload w3 --rate 20 --requests 4000" + gpu + " --replicas 8" + seeds},
+			{name: "w4", title: "W4 documents", args: "simulate --workload w4 --rate 25 --requests 4000" + gpu + " --replicas 8" + seeds},
+			{name: "w5", title: "W5 bursts and a slow engine", charts: []string{"time"}, args: "simulate --workload w5 --rate 60 --requests 4000" + gpu + " --replicas 8" + seeds},
+			{name: "w6", title: "W6 nothing shared", args: "simulate --workload w6 --rate 65 --requests 4000" + gpu + " --replicas 8" + seeds},
 		}},
 	{id: "fleets", title: "Other fleets",
 		about: "What real fleets have: engines of different speed, several agents that do not know of one another, and caches that nobody tells of.",
 		experiments: []experiment{
-			{name: "mixed", title: "W2 on 4 x H100 and 4 x L4", charts: []string{"ttft", "replicas"}, args: "simulate --workload w2 --rate 20 --requests 6000" + mixed + seeds},
+			{name: "mixed", title: "W2, half of the engines four times slower", charts: []string{"ttft", "replicas"}, args: "simulate --workload w2 --rate 30 --requests 4000" + mixed + seeds},
 			{name: "agents", title: "Mooncake conversation through 4 agents", args: "simulate --trace TRACES/mooncake_conversation_trace.jsonl --agents 4" + reference},
 			{name: "no-events", title: "Mooncake conversation without KV events", args: "simulate --trace TRACES/mooncake_conversation_trace.jsonl --no-events" + reference},
 		}},
@@ -137,18 +131,28 @@ var plan = []group{
 		}},
 }
 
-// command is the experiment's command line, with the traces of a folder.
-func (e *experiment) command(traces string) []string {
+// command is the experiment's command line, with the traces of a folder. A tiny one
+// runs in a moment: of flags that are there twice the last counts.
+func (e *experiment) command(traces string, tiny bool) []string {
 	args := strings.Fields(e.args)
 	for i, a := range args {
 		if file, ok := strings.CutPrefix(a, "TRACES/"); ok {
 			args[i] = filepath.Join(traces, file)
 		}
+		if tiny && i > 0 && args[i-1] == "--policies" {
+			args[i] = "round_robin,cost_model" // it is not such a flag
+		}
+	}
+	switch {
+	case tiny && e.slow:
+		args = append(args, "--requests", "40", "--seeds", "1", "--attempts", "1")
+	case tiny:
+		args = append(args, "--requests", "60")
 	}
 	return args
 }
 
-// shown is the command as the report has it. All policies are many words.
+// shown is the command as the report has it.
 func (e *experiment) shown() string {
 	return "inferrail " + strings.ReplaceAll(strings.Join(strings.Fields(e.args), " "), "TRACES/", "$TRACES/")
 }
