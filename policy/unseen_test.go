@@ -309,9 +309,9 @@ func (s *scene) under(r replay, p Policy) *outcome {
 // Where nothing is shared there is only load to go by, and the default is as good at it
 // as those that know nothing else, up to where not all can be served: in fleets of one
 // kind in everything, and in others in the 99th percentile and in the mean. There, medians
-// of least_request may be less, where engines are five times as fast as others and hardly
+// of least_request may be less, where engines are many times as fast as others and hardly
 // keep up: as many requests wait at each, so most of them, at the fast ones, wait for a
-// fifth of the time, and the rest for up to forty times as long as any has to.
+// part of the time, and the rest for up to forty times as long as any has to.
 func TestReplayNothingShared(t *testing.T) {
 	if raceEnabled {
 		t.Skip("make test runs it without the race detector")
