@@ -3,6 +3,7 @@ package simulator
 import (
 	"encoding/json/jsontext"
 	"fmt"
+	"net/http"
 	"strconv"
 	"strings"
 	"time"
@@ -22,12 +23,24 @@ type answer struct {
 	id          string
 	created     int64
 	choices     []choice
-	head        []byte // `{"id":…,"object":…,"created":…,"model":…,"choices":[`
+	start       []byte // `{"id":…,"object":…,"created":…,"model":…,"choices":[`
 	fingerprint string
 	// details: usage tells what was cached, as SGLang does it if sglang is set.
 	details, sglang bool
+	// aborted: somebody else has ended it.
+	aborted bool
+	// failed is why nothing comes, or nothing more.
+	failed *apiError
 	// events counts those of a stream of the Responses API.
 	events int
+	// eventEnd is what ends each event of a stream, once the head is made.
+	eventEnd []byte
+	// arrived is when the server got the request, in the engine's time, clock
+	// when the part that is written next was made.
+	arrived, clock time.Duration
+	// interim is when a stream says something even without a token, 0 is never.
+	// The dialect sets it.
+	interim time.Duration
 }
 
 // choice is one generation of an answer, or one prompt that is pooled.
@@ -45,6 +58,7 @@ type choice struct {
 	stopped string
 	tokens  int // of its prompt
 	sent    int // tokens written
+	made    int // tokens there were when it was aborted
 	// cached is how many tokens of its prompt were, shareable how many are in
 	// full blocks of a cache.
 	cached, shareable int
@@ -53,6 +67,11 @@ type choice struct {
 	watch   *watch
 	planned bool
 	wrote   time.Duration
+	// began is when its prefill did, computed when its first token was ready, as
+	// last read.
+	began, computed time.Duration
+	// slot is that of llama.cpp which it has, as last read.
+	slot int
 }
 
 // created is how many tokens of the prompt have come into the cache.
@@ -64,6 +83,9 @@ func newAnswer(cfg *Config, r *request, id string, created int64) *answer {
 	if r.adapter != "" {
 		a.model = r.adapter
 	}
+	if r.model != "" {
+		a.model = r.model
+	}
 	for _, p := range r.prompts {
 		var ids []uint32
 		if r.api != plain {
@@ -72,10 +94,11 @@ func newAnswer(cfg *Config, r *request, id string, created int64) *answer {
 		for i := range r.n {
 			c := choice{voice: newVoice(cfg.Seed, p, i), tokens: p.tokens, finish: r.finish}
 			c.voice.pad, c.voice.padMax = r.faults.TokenBytes, r.faults.TokenBytesMax
+			c.voice.say = r.say
 			if r.tokenIDs {
 				c.prompt = p.ids()
 			}
-			c.seq = Sequence{Prompt: ids, Uncached: p.tokens, Output: r.output, Slow: r.faults.Slow, Adapter: r.adapter, NoRead: r.pooled != nil}
+			c.seq = Sequence{Prompt: ids, Uncached: p.tokens, Output: r.output, Slow: r.faults.Slow, Adapter: r.adapter, NoRead: r.pooled != nil || r.noRead}
 			if r.salt != nil {
 				c.seq.Salt = *r.salt
 			}
@@ -94,15 +117,15 @@ func newAnswer(cfg *Config, r *request, id string, created int64) *answer {
 	} else if r.stream {
 		object = "chat.completion.chunk"
 	}
-	a.head = append(a.head, `{"id":`...)
-	a.head = appendString(a.head, idPrefix+id)
-	a.head = append(a.head, `,"object":"`...)
-	a.head = append(a.head, object...)
-	a.head = append(a.head, `","created":`...)
-	a.head = strconv.AppendInt(a.head, created, 10)
-	a.head = append(a.head, `,"model":`...)
-	a.head = appendString(a.head, a.model)
-	a.head = append(a.head, `,"choices":[`...)
+	a.start = append(a.start, `{"id":`...)
+	a.start = appendString(a.start, idPrefix+id)
+	a.start = append(a.start, `,"object":"`...)
+	a.start = append(a.start, object...)
+	a.start = append(a.start, `","created":`...)
+	a.start = strconv.AppendInt(a.start, created, 10)
+	a.start = append(a.start, `,"model":`...)
+	a.start = appendString(a.start, a.model)
+	a.start = append(a.start, `,"choices":[`...)
 	return a
 }
 
@@ -117,6 +140,13 @@ func (c *choice) write(r *request) {
 		whole = "tool_calls"
 	case r.form != nil:
 		c.script = tokensOf(string(r.form.fill(c.voice)))
+	case r.stopsWhole:
+		if n, stop := c.voice.endsIn(r.output, r.stop); stop != "" {
+			c.seq.Output, c.stopped = n, stop
+			if n < r.output {
+				c.finish = whole
+			}
+		}
 	case len(r.stop) > 0:
 		c.script, c.stopped = c.voice.until(r.output, r.stop)
 		if c.stopped == "" {
@@ -193,8 +223,28 @@ func (c *choice) appendStopReason(dst []byte) []byte {
 	return appendString(dst, c.stopped)
 }
 
+// head sets the headers of the answer.
+func (a *answer) head(h http.Header) {
+	a.eventEnd = twoNewlines
+	switch {
+	case a.req.dialect != nil:
+		if a.req.dialect.head(h, a); h.Get("Content-Type") == "application/x-ndjson" {
+			a.eventEnd = twoNewlines[:1]
+		}
+	case a.req.stream:
+		h.Set("Content-Type", "text/event-stream; charset=utf-8")
+	default:
+		h.Set("Content-Type", "application/json")
+	}
+}
+
+var twoNewlines = []byte("\n\n")
+
 // appendPrelude appends the events that come before the engine has begun.
 func (a *answer) appendPrelude(dst []byte) []byte {
+	if a.req.dialect != nil {
+		return a.req.dialect.appendPart(dst, a, atPrelude, 0)
+	}
 	if a.req.api == responses {
 		return a.appendResponseCreated(dst)
 	}
@@ -203,6 +253,9 @@ func (a *answer) appendPrelude(dst []byte) []byte {
 
 // appendOpening appends the events that come right before the first token's.
 func (a *answer) appendOpening(dst []byte) []byte {
+	if a.req.dialect != nil {
+		return a.req.dialect.appendPart(dst, a, atOpening, 0)
+	}
 	switch a.req.api {
 	case chat:
 		for i := range a.choices {
@@ -219,6 +272,9 @@ func (a *answer) appendOpening(dst []byte) []byte {
 // appendToken appends the events of the next token of choice i and counts it
 // as sent.
 func (a *answer) appendToken(dst []byte, i int) []byte {
+	if a.req.dialect != nil {
+		return a.req.dialect.appendPart(dst, a, atToken, i)
+	}
 	switch a.req.api {
 	case responses:
 		return a.appendResponseDelta(dst)
@@ -232,6 +288,9 @@ func (a *answer) appendToken(dst []byte, i int) []byte {
 
 // appendClosing appends the events after the last token's.
 func (a *answer) appendClosing(dst []byte) []byte {
+	if a.req.dialect != nil {
+		return a.req.dialect.appendPart(dst, a, atClosing, 0)
+	}
 	switch a.req.api {
 	case responses:
 		return a.appendResponseDone(dst)
@@ -252,6 +311,9 @@ const done = "data: [DONE]\n\n"
 // appendBody appends the body of an answer that is not streamed. pad x's
 // lengthen the first choice's text; where there is none, spaces the body.
 func (a *answer) appendBody(dst []byte, pad int) []byte {
+	if a.req.dialect != nil {
+		return a.req.dialect.appendWhole(dst, a, pad)
+	}
 	switch a.req.api {
 	case chat, completions:
 		return a.appendChoices(dst, pad)
@@ -368,7 +430,7 @@ func (a *answer) appendUsageEvent(dst []byte) []byte {
 
 func (a *answer) appendEvent(dst []byte) []byte {
 	dst = append(dst, "data: "...)
-	return append(dst, a.head...)
+	return append(dst, a.start...)
 }
 
 func (a *answer) appendFingerprint(dst []byte) []byte {
@@ -380,7 +442,7 @@ func (a *answer) appendFingerprint(dst []byte) []byte {
 // appendChoices appends the body of chat or completions: every field is there,
 // nulls included.
 func (a *answer) appendChoices(dst []byte, pad int) []byte {
-	dst = append(dst, a.head...)
+	dst = append(dst, a.start...)
 	output := 0
 	for i := range a.choices {
 		c := &a.choices[i]

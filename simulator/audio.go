@@ -75,7 +75,7 @@ func parseSpeech(cfg *Config, a api, r *http.Request) (*request, error) {
 		}
 	}
 	if _, ok := fields["file"]; ok {
-		return nil, &apiError{http.StatusUnprocessableEntity, "UnprocessableEntityError", "file", "Expected 'file' to be a file-like object, not 'str'."}
+		return nil, &apiError{status: http.StatusUnprocessableEntity, kind: "UnprocessableEntityError", param: "file", message: "Expected 'file' to be a file-like object, not 'str'."}
 	}
 	if !heard {
 		return nil, missing("file")

@@ -20,27 +20,41 @@ type Config struct {
 	ServedModelName []string `yaml:"served_model_name" name:"served-model-name" default:"sim" help:"Name of the model, repeatable for aliases."`
 	// MaxModelLen is by default what the KV cache has room for, at most 32768.
 	MaxModelLen int `yaml:"max_model_len" name:"max-model-len" default:"0" help:"Most tokens of a prompt and its answer; 0 is what the KV cache has room for, at most 32768."`
-	MaxNumSeqs  int `yaml:"max_num_seqs" name:"max-num-seqs" default:"0" help:"Most sequences that run at the same time; others wait. 0 is 256, or the profile's."`
+	// MaxNumSeqs is by default 256; of llama.cpp, whose slots they are, 4; of Ollama 1.
+	MaxNumSeqs int `yaml:"max_num_seqs" name:"max-num-seqs" aliases:"parallel" default:"0" help:"Most sequences that run at the same time; others wait. --parallel of llama.cpp, OLLAMA_NUM_PARALLEL of Ollama. 0 is the profile's or 256, of these two 4 and 1."`
 	// APIKey, when not empty, must be sent as bearer token to /v1 and /v2.
 	APIKey       string `yaml:"api_key" name:"api-key" help:"Key that requests to /v1 must carry."`
-	BlockSize    int    `yaml:"block_size" name:"block-size" default:"0" help:"Tokens of a KV cache block; --page-size of SGLang. 0 is 16, or the profile's."`
-	NumGPUBlocks int    `yaml:"num_gpu_blocks_override" name:"num-gpu-blocks-override" default:"0" help:"Blocks of each rank's KV cache; 0 is 16384, or the profile's."`
+	BlockSize    int    `yaml:"block_size" name:"block-size" group:"KV cache" default:"0" help:"Tokens of a KV cache block; --page-size of SGLang. 0 is 16, or the profile's."`
+	NumGPUBlocks int    `yaml:"num_gpu_blocks_override" name:"num-gpu-blocks-override" group:"KV cache" default:"0" help:"Blocks of each rank's KV cache; 0 is 16384, or the profile's."`
 	// Engine is whose API, cache, events, metrics and counts it has: one of engines.
 	Engine string `yaml:"engine" name:"engine" enum:"vllm,sglang,tgi,llamacpp,ollama" default:"vllm" help:"vllm, sglang, tgi, llamacpp or ollama: whose API, KV cache, events, metrics and counts it has."`
 	// HostBlocks is the room of the host tier; 0 is none.
-	HostBlocks int `yaml:"host_blocks" name:"host-blocks" default:"0" help:"Blocks of the host tier, SGLang's HiCache or vLLM's KV offloading; 0 is none."`
+	HostBlocks int `yaml:"host_blocks" name:"host-blocks" group:"KV cache" default:"0" help:"Blocks of the host tier, SGLang's HiCache or vLLM's KV offloading; 0 is none."`
+	// HicacheRatio is HostBlocks as a multiple of NumGPUBlocks, where that is 0.
+	HicacheRatio float64 `yaml:"hicache_ratio" name:"hicache-ratio" group:"KV cache" placeholder:"RATIO" help:"SGLang's host tier as a multiple of its KV cache, where --host-blocks is 0."`
 	// NoAsyncScheduling: vLLM schedules a step when the one before it is over.
 	NoAsyncScheduling     bool `yaml:"no_async_scheduling" name:"no-async-scheduling" help:"vLLM schedules each step when the one before it is over."`
-	NoEnablePrefixCaching bool `yaml:"no_enable_prefix_caching" name:"no-enable-prefix-caching" aliases:"disable-radix-cache" help:"Compute every prompt anew; --disable-radix-cache of SGLang."`
+	NoEnablePrefixCaching bool `yaml:"no_enable_prefix_caching" name:"no-enable-prefix-caching" group:"KV cache" aliases:"disable-radix-cache" help:"Compute every prompt anew; --disable-radix-cache of SGLang."`
 	// DataParallelSize is how many ranks there are, each with a cache of its
 	// own. Default: 1.
 	DataParallelSize int `yaml:"data_parallel_size" name:"data-parallel-size" default:"1" help:"Engines behind the one address, each with a KV cache of its own."`
 	// EnablePromptTokensDetails: answers tell how many tokens were cached.
 	EnablePromptTokensDetails bool `yaml:"enable_prompt_tokens_details" name:"enable-prompt-tokens-details" aliases:"enable-cache-report" help:"Tell in usage how many tokens of the prompt were cached; --enable-cache-report of SGLang."`
+	// MaxNumQueuedReqs is from how many sequences on vLLM refuses others; 0 is never.
+	MaxNumQueuedReqs int `yaml:"max_num_queued_reqs" name:"max-num-queued-reqs" placeholder:"N" help:"Sequences, running ones too, at which vLLM refuses others with 503; 0 is never."`
+	// MaxConcurrentRequests and MaxInputTokens are TGI's limits. Defaults: 128,
+	// and one less than MaxModelLen.
+	MaxConcurrentRequests int `yaml:"max_concurrent_requests" name:"max-concurrent-requests" group:"TGI" default:"128" help:"Most requests that TGI has at one time; it refuses others with 429."`
+	MaxInputTokens        int `yaml:"max_input_tokens" name:"max-input-tokens" group:"TGI" default:"0" help:"Most tokens of a prompt for TGI; 0 is one less than --max-model-len."`
 	// LoRAModules are the names of adapters, which models are served as too.
 	LoRAModules []string `yaml:"lora_modules" name:"lora-modules" help:"Name of a LoRA adapter, repeatable."`
 
-	KVEvents KVEvents `yaml:"kv_events" embed:"" prefix:"kv-events-"`
+	KVEvents KVEvents `yaml:"kv_events" embed:"" prefix:"kv-events-" group:"KV cache events"`
+	LlamaCPP LlamaCPP `yaml:"llamacpp" embed:"" group:"llama.cpp and Ollama"`
+	Ollama   Ollama   `yaml:"ollama" embed:"" group:"llama.cpp and Ollama"`
+	// LoadTime is how long llama.cpp loads its model before it serves, and Ollama
+	// before the first request that needs it is.
+	LoadTime time.Duration `yaml:"load_time" name:"load-time" group:"llama.cpp and Ollama" default:"0s" help:"How long llama.cpp at its start, and Ollama with the first request, loads the model."`
 
 	TimeoutKeepAliveS int `yaml:"timeout_keep_alive" name:"timeout-keep-alive" default:"5" help:"Seconds until an idle connection is closed; negative is never."`
 
@@ -85,7 +99,7 @@ type Config struct {
 	// answers to equal requests are equal. It has no flag.
 	Created int64 `yaml:"-" kong:"-"`
 
-	Faults Faults `yaml:"faults" embed:"" prefix:"fault-"`
+	Faults Faults `yaml:"faults" embed:"" prefix:"fault-" group:"Faults, also at /sim/faults while it runs"`
 }
 
 // complete fills in defaults and reports every value that cannot be used.
@@ -104,6 +118,12 @@ func (c *Config) complete() error {
 			p.apply(c)
 		}
 	}
+	switch c.Engine {
+	case "llamacpp":
+		setDefault(&c.MaxNumSeqs, 4)
+	case "ollama":
+		setDefault(&c.MaxNumSeqs, 1)
+	}
 	setDefault(&c.MaxNumSeqs, 256)
 	setDefault(&c.BlockSize, 16)
 	setDefault(&c.NumGPUBlocks, 16384)
@@ -114,11 +134,16 @@ func (c *Config) complete() error {
 	setDefault(&c.MaxNumBatchedTokens, max(2048, c.MaxNumSeqs))
 	setDefault(&c.ChunkedPrefillSize, 8192)
 	setDefault(&c.MaxBatchPrefillTokens, 4096)
+	if c.HostBlocks == 0 && c.HicacheRatio > 0 && c.HicacheRatio <= maxHicacheRatio {
+		c.HostBlocks = int(c.HicacheRatio * float64(c.NumGPUBlocks))
+	}
 	setDefault(&c.KVEvents.BufferSteps, 10000)
 	setDefault(&c.KVEvents.HWM, 100000)
 	// One block is not for tokens.
 	room := (c.NumGPUBlocks - 1) * c.BlockSize
 	setDefault(&c.MaxModelLen, min(32768, room))
+	setDefault(&c.MaxConcurrentRequests, tgiConcurrent)
+	setDefault(&c.MaxInputTokens, c.MaxModelLen-1)
 	setDefault(&c.TimeoutKeepAliveS, 5)
 	setDefault(&c.DefaultOutputTokens, 128)
 	setDefault(&c.TimePerOutputToken, 10*time.Millisecond)
@@ -144,13 +169,21 @@ func (c *Config) complete() error {
 		errs = append(errs, fmt.Errorf("max-model-len %d needs a KV cache of %d blocks, num-gpu-blocks-override is %d",
 			c.MaxModelLen, ceilDiv(c.MaxModelLen, c.BlockSize)+1, c.NumGPUBlocks))
 	}
+	atLeast("max-concurrent-requests", c.MaxConcurrentRequests, 1)
+	if c.MaxInputTokens < 1 || c.MaxInputTokens >= c.MaxModelLen {
+		errs = append(errs, fmt.Errorf("max-input-tokens must be between 1 and max-model-len - 1 = %d, got %d", c.MaxModelLen-1, c.MaxInputTokens))
+	}
 	if !slices.Contains(engines, c.Engine) {
 		errs = append(errs, fmt.Errorf("engine must be one of %s, not %q", strings.Join(engines, ", "), c.Engine))
 	}
 	atLeast("data-parallel-size", c.DataParallelSize, 1)
 	atLeast("host-blocks", c.HostBlocks, 0)
+	atLeast("max-num-queued-reqs", c.MaxNumQueuedReqs, 0)
+	if !(c.HicacheRatio >= 0 && c.HicacheRatio <= maxHicacheRatio) {
+		errs = append(errs, fmt.Errorf("hicache-ratio must be between 0 and %d, got %v", maxHicacheRatio, c.HicacheRatio))
+	}
 	if c.HostBlocks > 0 && !c.sglang() && c.Engine != "vllm" {
-		errs = append(errs, errors.New("host-blocks is for the engines vllm and sglang"))
+		errs = append(errs, errors.New("host-blocks and hicache-ratio are for the engines vllm and sglang"))
 	}
 	for _, name := range c.LoRAModules {
 		if name == "" {
@@ -182,11 +215,32 @@ func (c *Config) complete() error {
 	if c.TimePerOutputToken < 0 {
 		errs = append(errs, fmt.Errorf("time-per-output-token must not be negative, got %v", c.TimePerOutputToken))
 	}
+	if c.LoadTime < 0 {
+		errs = append(errs, fmt.Errorf("load-time must not be negative, got %v", c.LoadTime))
+	}
+	if c.Engine == "llamacpp" || c.Engine == "ollama" {
+		// What they do not have must not seem to be there.
+		if c.DataParallelSize > 1 {
+			errs = append(errs, fmt.Errorf("data-parallel-size is not for the engine %s", c.Engine))
+		}
+		if c.KVEvents.Endpoint != "" {
+			errs = append(errs, fmt.Errorf("kv-events are not for the engine %s, which tells nothing of its cache", c.Engine))
+		}
+		if len(c.LoRAModules) > 0 {
+			errs = append(errs, fmt.Errorf("lora-modules are not for the engine %s", c.Engine))
+		}
+	}
+	c.Ollama.complete()
+	if err := c.Ollama.check(); err != nil {
+		errs = append(errs, err)
+	}
 	if err := c.Faults.check(); err != nil {
 		errs = append(errs, fmt.Errorf("fault: %w", err))
 	}
 	return errors.Join(errs...)
 }
+
+const maxHicacheRatio = 1000
 
 // engines are what Config.Engine may be.
 var engines = []string{"vllm", "sglang", "tgi", "llamacpp", "ollama"}
@@ -207,6 +261,16 @@ func (c *Config) latency() Latency {
 }
 
 func (c *Config) sglang() bool { return c.Engine == "sglang" }
+
+// Completed returns the configuration with all that it leaves open filled in, as a
+// server has it, or says what is wrong with it.
+func (c Config) Completed() (Config, error) {
+	err := c.complete()
+	return c, err
+}
+
+// Latency returns how long an engine's work takes. The configuration must be complete.
+func (c *Config) Latency() Latency { return c.latency() }
 
 // NewEngine returns an engine as a server of this configuration has one in each of
 // its ranks. It does no I/O; what is set for events, KVEvents.Endpoint, is only

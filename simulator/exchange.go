@@ -7,7 +7,6 @@ import (
 	"io"
 	"net/http"
 	"strconv"
-	"strings"
 	"sync/atomic"
 	"time"
 )
@@ -21,6 +20,7 @@ type exchange struct {
 	process *process
 	rank    *rank
 	w       http.ResponseWriter
+	r       *http.Request
 	http    *http.ResponseController
 	// ctx ends when the client leaves or the server closes.
 	ctx     context.Context
@@ -29,15 +29,16 @@ type exchange struct {
 	*answer // nil for a raw body
 	// reason is what the metrics count an answer under that is not complete.
 	reason string
-	// shape is the API whose errors the route answers with.
-	shape api
 
-	arrived time.Duration
-	timer   *time.Timer
+	timer *time.Timer
+	// said: something of a stream was sent.
+	said bool
 	// wake holds a token when a sequence of this exchange has a new token, or is
 	// otherwise not as it was.
 	wake chan struct{}
-	buf  []byte
+	// ended: abort was called.
+	ended atomic.Bool
+	buf   []byte
 }
 
 // maxRequestBytes bounds a request's body.
@@ -52,19 +53,11 @@ func (s *Server) infer(parse parser) http.HandlerFunc {
 			req, err = parse(&s.cfg, body)
 		}
 		if err != nil {
-			writeFailure(w, shapeOf(r), err)
+			s.refuse(w, r, err)
 			return
 		}
 		s.serve(w, r, req)
 	}
-}
-
-// shapeOf returns the API whose errors the request's route answers with.
-func shapeOf(r *http.Request) api {
-	if strings.HasPrefix(r.URL.Path, "/v1/messages") {
-		return messages
-	}
-	return plain
 }
 
 // readBody reads the body to its end: only then does net/http watch for the
@@ -78,20 +71,24 @@ func readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
 		status = http.StatusRequestEntityTooLarge
 	}
-	return nil, &apiError{status, http.StatusText(status), "", "cannot read the request's body: " + err.Error()}
+	return nil, &apiError{status: status, kind: http.StatusText(status), param: "", message: "cannot read the request's body: " + err.Error()}
 }
 
 // serve takes a checked request to the end of its answer.
 func (s *Server) serve(w http.ResponseWriter, r *http.Request, req *request) {
 	if !req.ownFaults {
-		req.faults = s.faults.Load().take()
+		set := s.faults.Load()
+		if req.faults = set.take(); set.Throttle != 0 {
+			s.throttle()
+		}
 	}
 	req.distort()
+	arrived := s.now()
 	x := &exchange{
-		s: s, w: w, http: http.NewResponseController(w),
+		s: s, w: w, r: r, http: http.NewResponseController(w),
 		ctx: r.Context(), conn: connOf(r.Context()), req: req,
-		arrived: s.now(), timer: time.NewTimer(time.Hour), wake: make(chan struct{}, 1),
-		reason: "abort", shape: shapeOf(r),
+		timer: time.NewTimer(time.Hour), wake: make(chan struct{}, 1),
+		reason: "abort",
 	}
 	x.timer.Stop()
 	x.conn.split = 0
@@ -122,12 +119,33 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, req *request) {
 	if req.faults.SplitWrites {
 		x.conn.split = s.nextSplit()
 	}
-	x.answer = newAnswer(&s.cfg, req, requestID(r), s.created())
+	id := req.rid
+	if id == "" {
+		id = requestID(r, req.id)
+	}
+	x.answer = newAnswer(&s.cfg, req, id, s.created())
+	x.arrived = arrived
+	if req.refused != nil {
+		complete = x.refuse(req.refused)
+		return
+	}
+	if s.face.admit != nil && (req.api != plain || req.loads) {
+		release, err := s.face.admit(x)
+		if err != nil {
+			complete = x.refuse(err)
+			return
+		}
+		defer release()
+	}
 	if err := x.arrive(r.Header); err != nil {
-		writeFailure(w, x.shape, err)
+		complete = x.refuse(err)
 		return
 	}
 	defer func() { x.depart(complete) }()
+	if s.cfg.sglang() {
+		s.exchanges.Store(x, nil)
+		defer s.exchanges.Delete(x)
+	}
 	if !x.pause(time.Duration(req.faults.HeadDelayUS) * time.Microsecond) {
 		return
 	}
@@ -136,6 +154,19 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, req *request) {
 	} else {
 		complete = x.body()
 	}
+}
+
+// refuse answers a request for which there is no room, and reports whether the
+// answer has ended as one of its kind does.
+func (x *exchange) refuse(err error) bool {
+	if (x.s.face.refusesInStream || x.req.refused != nil) && x.req.stream {
+		x.failed = asAPIError(err)
+		x.s.current().metrics.refused(x.failed)
+		x.head(x.w.Header())
+		return x.sendEvents(x.appendFailure(x.buf[:0]))
+	}
+	x.s.refuse(x.w, x.r, err)
+	return false
 }
 
 // arrive enters the sequences into an engine.
@@ -163,6 +194,7 @@ func (x *exchange) arrive(h http.Header) error {
 		seq.watch = &watch{wake: x.wake, whole: !x.req.stream}
 		x.choices[i].watch = seq.watch
 		x.rank.engine.Arrive(seq, now)
+		x.rank.sequences, x.rank.prompted = x.rank.sequences+1, x.rank.prompted+seq.prompt()
 	}
 	x.process.settle(x.rank, now)
 	x.process.metrics.arrived(x.answer, x.rank)
@@ -175,15 +207,15 @@ func (x *exchange) depart(complete bool) {
 	defer x.s.mu.Unlock()
 	now := x.s.now()
 	for i := range x.choices {
-		x.rank.engine.Depart(&x.choices[i].seq, now)
+		seq := &x.choices[i].seq
+		if x.req.api.generates() {
+			x.rank.generated += x.rank.engine.Made(seq)
+		}
+		x.rank.engine.Depart(seq, now)
 	}
 	x.process.settle(x.rank, now)
 	for i := range x.choices {
-		reason := x.reason
-		if complete {
-			reason = x.choices[i].reason()
-		}
-		x.process.metrics.ended(x.rank, reason)
+		x.process.metrics.ended(x, &x.choices[i], complete)
 	}
 }
 
@@ -191,11 +223,17 @@ func (x *exchange) depart(complete bool) {
 // sent to its end. Each event is written and flushed by itself: one chunk, and
 // at most one token.
 func (x *exchange) stream() bool {
-	x.w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
-	x.w.WriteHeader(http.StatusOK)
-	if !x.req.faults.HeadWithToken && x.http.Flush() != nil {
+	if x.req.opens == withStart && !x.begun() {
 		return false
 	}
+	x.head(x.w.Header())
+	if !x.req.faults.HeadWithToken && x.req.opens != withToken {
+		x.w.WriteHeader(http.StatusOK)
+		if x.said = true; x.http.Flush() != nil {
+			return false
+		}
+	}
+	x.clock = x.s.now()
 	if !x.sendEvents(x.appendPrelude(x.buf[:0])) {
 		return false
 	}
@@ -212,9 +250,14 @@ func (x *exchange) stream() bool {
 			break
 		}
 		i := x.nextToken()
+		if i < 0 && x.ended.Load() {
+			x.aborted, x.clock = true, x.s.now()
+			return x.sendEvents(x.appendFailure(x.buf[:0]))
+		}
 		if i < 0 {
 			return false
 		}
+		x.clock = x.s.now()
 		if tokens == 0 && !x.sendEvents(x.appendOpening(x.buf[:0])) {
 			return false
 		}
@@ -230,7 +273,8 @@ func (x *exchange) stream() bool {
 func (x *exchange) sendEvents(events []byte) bool {
 	x.buf = events
 	for len(events) > 0 {
-		end := bytes.Index(events, []byte("\n\n")) + 2
+		x.said = true
+		end := bytes.Index(events, x.eventEnd) + len(x.eventEnd)
 		if _, err := x.w.Write(events[:end]); err != nil || x.http.Flush() != nil {
 			return false
 		}
@@ -248,11 +292,39 @@ func (x *exchange) send(part []byte) bool {
 	return x.http.Flush() == nil
 }
 
+// abort makes the exchange end with what there is. It may be called from any
+// goroutine.
+func (x *exchange) abort() {
+	x.ended.Store(true)
+	select {
+	case x.wake <- struct{}{}:
+	default:
+	}
+}
+
+// begun waits until the engine has begun with a choice, and reports false if the
+// client left before.
+func (x *exchange) begun() bool {
+	for {
+		for i := range x.choices {
+			if x.look(&x.choices[i]); x.choices[i].planned {
+				return true
+			}
+		}
+		if _, ok := x.until(false, 0); !ok {
+			return false
+		}
+	}
+}
+
 // nextToken waits until a token is ready and returns its choice, or -1 if the
 // client left before. Of several that are ready it is the one of which least was
 // sent.
 func (x *exchange) nextToken() int {
 	for {
+		if x.ended.Load() {
+			return -1
+		}
 		i := x.earliest()
 		ready, ok := x.until(i >= 0, 0)
 		if !ok {
@@ -309,6 +381,11 @@ func (x *exchange) look(c *choice) {
 	x.s.mu.Lock()
 	defer x.s.mu.Unlock()
 	c.cached, c.planned = c.seq.Cached, c.seq.state != Waiting
+	c.began, c.computed = c.seq.Start, c.seq.First
+	if slots := x.process.metrics.slotsOf(x.rank); slots != nil {
+		slots.follow(x.s.now())
+		c.slot = c.seq.seat
+	}
 }
 
 // until waits for the time due, if that is known. It reports ready when that
@@ -318,15 +395,26 @@ func (x *exchange) until(known bool, due time.Duration) (ready, ok bool) {
 	if x.ctx.Err() != nil {
 		return false, false
 	}
-	if d := due - x.s.now(); known && (d <= 0 || x.s.cfg.ZeroLatency) {
+	now := x.s.now()
+	if known && (due <= now || x.s.cfg.ZeroLatency) {
 		return true, true
-	} else if known {
-		x.timer.Reset(d)
-	} else {
+	}
+	// What a stream says while there is no token comes first.
+	interim := x.req.stream && x.interim != 0 && (!known || x.interim < due)
+	switch {
+	case interim:
+		x.timer.Reset(x.interim - now)
+	case known:
+		x.timer.Reset(due - now)
+	default:
 		x.timer.Stop()
 	}
 	select {
 	case <-x.timer.C:
+		if interim {
+			x.clock = x.s.now()
+			return false, x.sendEvents(x.req.dialect.appendPart(x.buf[:0], x.answer, atInterim, 0))
+		}
 		return true, true
 	case <-x.wake:
 		return false, true
@@ -350,8 +438,8 @@ func (x *exchange) pause(d time.Duration) bool {
 // body sends the answer in one piece when its last token is ready, and reports
 // whether it was sent.
 func (x *exchange) body() bool {
-	for {
-		ready, ok := x.until(x.ended(), 0)
+	for !x.ended.Load() {
+		ready, ok := x.until(x.done(), 0)
 		if !ok {
 			return false
 		}
@@ -359,15 +447,24 @@ func (x *exchange) body() bool {
 			break
 		}
 	}
+	if x.ended.Load() {
+		return x.cutBody()
+	}
 	f := &x.req.faults
 	if f.Break == "error" {
 		x.reason = "error"
-		writeFailure(x.w, x.shape, statusError(http.StatusInternalServerError))
+		x.s.refuse(x.w, x.r, statusError(x.s.face.failure))
+		return false
+	}
+	if x.req.defect != nil {
+		x.reason = "error"
+		x.s.refuse(x.w, x.r, x.req.defect)
 		return false
 	}
 	x.process.metrics.whole(x)
+	x.clock = x.s.now()
 	x.buf = x.appendPaddedBody(x.buf[:0])
-	x.w.Header().Set("Content-Type", "application/json")
+	x.head(x.w.Header())
 	if f.Break != "chunk" {
 		x.w.Header().Set("Content-Length", strconv.Itoa(len(x.buf)+f.LengthExcess))
 	}
@@ -387,8 +484,26 @@ func (x *exchange) body() bool {
 	return true
 }
 
-// ended reports whether all choices have their last token.
-func (x *exchange) ended() bool {
+// cutBody sends what there was of an answer when it was aborted. Where the API
+// has no words for that it is an error.
+func (x *exchange) cutBody() bool {
+	if _, ok := x.req.dialect.(*generated); !ok {
+		x.s.refuse(x.w, x.r, &apiError{status: http.StatusServiceUnavailable, kind: "abort", message: "The request was aborted."})
+		return false
+	}
+	x.aborted, x.clock = true, x.s.now()
+	x.s.mu.Lock()
+	for i := range x.choices {
+		c := &x.choices[i]
+		c.made = x.rank.engine.Made(&c.seq)
+	}
+	x.s.mu.Unlock()
+	x.head(x.w.Header())
+	return x.send(x.appendPaddedBody(x.buf[:0]))
+}
+
+// done reports whether all choices have their last token.
+func (x *exchange) done() bool {
 	for i := range x.choices {
 		c := &x.choices[i]
 		if int(c.watch.made.Load()) < c.seq.Output {

@@ -3,6 +3,7 @@ package simulator
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -342,4 +343,166 @@ func TestRawFailure(t *testing.T) {
 	f("break=error", "no break")
 	f("break=chunk&length=fixed", "no break")
 	f("interval_us=999999999999", "interval_us")
+}
+
+// TestWhichAreHit: the faults spare some requests first, hit so many, and of
+// those that they may hit some by chance.
+func TestWhichAreHit(t *testing.T) {
+	f := func(faults Faults, want string) {
+		t.Helper()
+		s := start(t, Config{ZeroLatency: true})
+		faults.Status = 503
+		if err := s.SetFaults(faults); err != nil {
+			t.Fatal(err)
+		}
+		set, got := s.faults.Load(), ""
+		for range want {
+			switch may, hit := set.peek().Status != 0, set.take().Status != 0; {
+			case hit:
+				got += "x"
+			case may:
+				got += "-"
+			default:
+				got += "."
+			}
+		}
+		if got != want {
+			t.Errorf("%+v: %s, want %s", faults, got, want)
+		}
+	}
+	f(Faults{}, "xxxxx")
+	f(Faults{FailRequests: 2}, "xx...")
+	f(Faults{AfterRequests: 2}, "..xxx")
+	f(Faults{AfterRequests: 1, FailRequests: 2}, ".xx..")
+	f(Faults{AfterMS: 3600_000}, ".....")
+	f(Faults{ForMS: 3600_000}, "xxxxx")
+	// What chance spares is no hit.
+	f(Faults{Probability: 0.5, Seed: 1, FailRequests: 3}, "---xx---x.")
+
+	set := faultSet{Faults: Faults{Status: 500, Probability: 0.2}}
+	n := 0
+	for range 10_000 {
+		if set.take().Status != 0 {
+			n++
+		}
+	}
+	if n < 1800 || n > 2200 {
+		t.Errorf("%d of 10000 are hit with a probability of 0.2", n)
+	}
+}
+
+// TestThrottle: the engine becomes slow, and fast again, when it is time or when
+// so many requests have come, and stays slow through a restart.
+func TestThrottle(t *testing.T) {
+	s, c := start(t, Config{TimePerOutputToken: time.Millisecond, Faults: Faults{Throttle: 3, AfterRequests: 1, FailRequests: 1}}), client(t)
+	for i, want := range []float64{1, 3, 1} {
+		readAll(t, post(t, c, s, "/v1/completions", `{"prompt":"x","max_tokens":2}`))
+		if got := s.Stats().Throttled; got != want {
+			t.Errorf("with request %d it is throttled by %v, want %v", i, got, want)
+		}
+	}
+	set := func(body string) {
+		t.Helper()
+		if res := post(t, c, s, "/sim/faults", body); res.StatusCode != http.StatusOK {
+			t.Fatalf("%s: %s", body, readAll(t, res))
+		}
+	}
+	throttled := func(by float64) func() bool { return func() bool { return s.Stats().Throttled == by } }
+	set(`{"throttle":4,"after_ms":50,"for_ms":200}`)
+	eventually(t, 20*time.Second, "it is throttled", throttled(4))
+	eventually(t, 20*time.Second, "it is not any more", throttled(1))
+	set(`{"throttle":5}`)
+	if err := s.Restart(); err != nil || !throttled(5)() {
+		t.Errorf("after a restart it is throttled by %v, %v", s.Stats().Throttled, err)
+	}
+	// Faults that wait for their time keep no server from its end.
+	set(`{"throttle":2,"after_ms":3600000}`)
+}
+
+// TestFaultsMerge: POST replaces the faults, PATCH changes some of them.
+func TestFaultsMerge(t *testing.T) {
+	s, c := start(t, Config{ZeroLatency: true}), client(t)
+	send := func(method, body string, want Faults) {
+		t.Helper()
+		req, err := http.NewRequest(method, s.URL()+"/sim/faults", strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		res, err := c.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer res.Body.Close()
+		var got Faults
+		if err := json.NewDecoder(res.Body).Decode(&got); err != nil || got != want || s.Faults() != want {
+			t.Errorf("%s %s: %+v, %v, want %+v", method, body, got, err, want)
+		}
+	}
+	send("POST", `{"slow":2,"metrics":"stale"}`, Faults{Slow: 2, Metrics: "stale"})
+	send("PATCH", `{"metrics":"","status":500}`, Faults{Slow: 2, Status: 500})
+	send("POST", `{"status":501}`, Faults{Status: 501})
+	send("PATCH", `{}`, Faults{Status: 501})
+}
+
+// TestMetricsFail: the pages that tell of load are of no use.
+func TestMetricsFail(t *testing.T) {
+	page := func(s *Server, path string) string { return get(t, client(t), s, path) }
+	f := func(engine, path, fault string, check func(before, after string) bool) {
+		t.Helper()
+		s := start(t, Config{ZeroLatency: true, Engine: engine})
+		before := page(s, path)
+		if res := post(t, client(t), s, "/sim/faults", fault); res.StatusCode != http.StatusOK {
+			t.Fatal(res.Status)
+		}
+		page(s, path)
+		readAll(t, post(t, client(t), s, "/v1/completions", `{"prompt":"a b c"}`))
+		if after := page(s, path); !check(before, after) {
+			t.Errorf("%s of %s with %s:\n%s", path, engine, fault, after)
+		}
+	}
+	same := func(before, after string) bool { return before == after }
+	f("vllm", "/metrics", `{"metrics":"stale"}`, same)
+	f("vllm", "/metrics", `{"metrics":"stale","after_ms":3600000}`, func(before, after string) bool { return before != after })
+	f("sglang", "/metrics", `{"metrics":"stale"}`, same)
+	f("vllm", "/metrics", `{"metrics":"empty"}`, func(_, after string) bool { return after == "" })
+	f("vllm", "/metrics", `{"metrics":"garbage"}`, func(_, after string) bool { return !strings.Contains(after, "vllm:") && after != "" })
+	f("sglang", "/v1/loads", `{"metrics":"garbage"}`, func(_, after string) bool { return !json.Valid([]byte(after)) })
+	f("vllm", "/metrics", `{"metrics":"nan"}`, func(before, after string) bool {
+		return strings.Contains(after, "} NaN\n") && !strings.Contains(after, "} 0\n") && strings.Count(before, "\n") == strings.Count(after, "\n")
+	})
+	f("sglang", "/v1/loads", `{"metrics":"nan"}`, func(_, after string) bool { return strings.Contains(after, `"num_running_reqs":NaN`) })
+	f("vllm", "/metrics", `{"metrics_missing":"vllm:num_requests_running,vllm:time_to_first_token_seconds"}`, func(_, after string) bool {
+		return !strings.Contains(after, "num_requests_running") && !strings.Contains(after, "time_to_first") &&
+			strings.Contains(after, "vllm:num_requests_waiting{") && strings.Contains(after, "vllm:prompt_tokens_total{")
+	})
+
+	s := start(t, Config{ZeroLatency: true, Faults: Faults{Metrics: "hang"}})
+	c := &http.Client{Timeout: 50 * time.Millisecond}
+	if _, err := c.Get(s.URL() + "/metrics"); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a page that hangs: %v", err)
+	}
+	if body := page(s, "/version"); !strings.Contains(body, "version") {
+		t.Errorf("another page: %s", body)
+	}
+}
+
+// TestStats: the same words for each engine.
+func TestStats(t *testing.T) {
+	for _, engine := range []string{"vllm", "sglang", "tgi"} {
+		s, c := start(t, Config{Engine: engine, DataParallelSize: 1, BlockSize: 4, TimePerOutputToken: time.Millisecond}), client(t)
+		const body = `{"prompt":"a b c d e f g h i j","max_tokens":3}`
+		for range 2 {
+			readAll(t, post(t, c, s, "/v1/completions", body))
+		}
+		var got Stats
+		eventually(t, 20*time.Second, "both are counted", func() bool {
+			got = Stats{}
+			return json.Unmarshal([]byte(get(t, c, s, "/sim/stats")), &got) == nil && got.Finished == 2
+		})
+		r := got.Ranks[0]
+		if got.Engine != engine || len(got.Ranks) != 1 || r.Sequences != 2 || r.PromptTokens != 20 || r.OutputTokens != 6 ||
+			r.Running != 0 || r.QueriedTokens != 20 || r.HitTokens != 8 || r.BlockSize != 4 || r.BlocksTotal < 1 || r.Blocks != 0 && engine != "sglang" {
+			t.Errorf("%+v", got)
+		}
+	}
 }

@@ -340,12 +340,7 @@ func (a *answer) appendPooled(dst []byte) []byte {
 			dst = append(dst, `"object":"embedding","embedding":`...)
 		}
 		if a.req.pooled.base64 {
-			raw := make([]byte, 0, 4*len(v))
-			for _, x := range v {
-				raw = binary.LittleEndian.AppendUint32(raw, math.Float32bits(x))
-			}
-			dst = append(dst, '"')
-			dst = append(base64.StdEncoding.AppendEncode(dst, raw), '"')
+			dst = appendBase64(dst, v)
 		} else {
 			dst = appendFloats(dst, v)
 		}
@@ -360,6 +355,16 @@ func (a *answer) appendPooled(dst []byte) []byte {
 	}
 	dst = append(dst, `],"usage":`...)
 	return append(appendFullUsage(dst, tokens, 0), '}')
+}
+
+// appendBase64 appends the numbers' bytes as a JSON string.
+func appendBase64(dst []byte, v []float32) []byte {
+	raw := make([]byte, 0, 4*len(v))
+	for _, x := range v {
+		raw = binary.LittleEndian.AppendUint32(raw, math.Float32bits(x))
+	}
+	dst = append(dst, '"')
+	return append(base64.StdEncoding.AppendEncode(dst, raw), '"')
 }
 
 func appendFloats(dst []byte, v []float32) []byte {

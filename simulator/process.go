@@ -17,6 +17,11 @@ type process struct {
 	began   time.Time
 	metrics *metrics
 	ranks   []*rank
+	// runner is Ollama's, nil of others.
+	runner *ollamaRunner
+	// throttled is by how much the engines are; 1 is not at all. The server's
+	// mutex guards it.
+	throttled float64
 	// turn is the rank that the next request without a wish is offered first.
 	// The server's mutex guards it.
 	turn int
@@ -37,6 +42,10 @@ type rank struct {
 	engine  *Engine
 	until   time.Duration
 	changed []*Sequence
+	// sequences have entered the engine, with prompts of so many tokens, and
+	// generated are the tokens of those that have left it; the same mutex guards
+	// them.
+	sequences, prompted, generated int
 	// rounds is how many rounds were over when the sequences' watches were last set.
 	rounds int64
 	// kick holds a token when the goroutine must look earlier.
@@ -46,7 +55,7 @@ type rank struct {
 // newProcess starts a process: its ranks listen when it returns.
 func newProcess(s *Server) (*process, error) {
 	ctx, cancel := context.WithCancel(context.Background())
-	p := &process{s: s, began: time.Now(), cancel: cancel}
+	p := &process{s: s, began: time.Now(), cancel: cancel, throttled: 1}
 	for i := range s.cfg.DataParallelSize {
 		r := &rank{number: i, engine: s.cfg.newEngine(), until: never, kick: make(chan struct{}, 1)}
 		p.ranks = append(p.ranks, r)
@@ -60,11 +69,29 @@ func newProcess(s *Server) (*process, error) {
 		}
 	}
 	p.metrics = newMetrics(p)
+	if s.cfg.Engine == "ollama" {
+		p.runner = newOllamaRunner(&s.cfg)
+	}
 	for _, r := range p.ranks {
 		p.settle(r, s.now())
 		p.ran.Go(func() { p.run(ctx, r) })
 	}
 	return p, nil
+}
+
+// throttleLocked makes all that the engines do from now on take by times as
+// long as it takes else. The server's mutex is held.
+func (p *process) throttleLocked(by float64) {
+	if p.throttled == by {
+		return
+	}
+	p.throttled = by
+	now := p.s.now()
+	for _, r := range p.ranks {
+		r.engine.Slow(by, now)
+		r.engine.Advance(now)
+		p.settle(r, now)
+	}
 }
 
 // close ends the goroutines and the publishers, and waits for them.
@@ -189,6 +216,7 @@ func (s *Server) Restart() error {
 	}
 	s.mu.Lock()
 	s.process = fresh
+	s.process.throttleLocked(s.faults.Load().throttle())
 	s.mu.Unlock()
 	s.connections.Range(func(c, _ any) bool {
 		c.(*conn).reset()
@@ -270,16 +298,18 @@ func (s *Server) serverInfo(w http.ResponseWriter, _ *http.Request) {
 		Ranks      int    `json:"dp_size"`
 	}
 	info := struct {
+		Path    string  `json:"model_path"`
 		Model   string  `json:"served_model_name"`
 		Length  int     `json:"context_length"`
 		Page    int     `json:"page_size"`
 		Ranks   int     `json:"dp_size"`
 		Tokens  int     `json:"max_total_num_tokens"`
 		Running int     `json:"max_running_requests"`
+		NoRadix bool    `json:"disable_radix_cache"`
 		Version string  `json:"version"`
 		Events  *events `json:"kv_events"`
-	}{s.cfg.ServedModelName[0], s.cfg.MaxModelLen, s.cfg.BlockSize, s.cfg.DataParallelSize,
-		s.cfg.NumGPUBlocks * s.cfg.BlockSize, s.cfg.MaxNumSeqs, sglangVersion, nil}
+	}{s.cfg.ServedModelName[0], s.cfg.ServedModelName[0], s.cfg.MaxModelLen, s.cfg.BlockSize, s.cfg.DataParallelSize,
+		s.cfg.NumGPUBlocks * s.cfg.BlockSize, s.cfg.MaxNumSeqs, s.cfg.NoEnablePrefixCaching, sglangVersion, nil}
 	if p := s.current().ranks[0].publisher; p != nil {
 		told := p.source()
 		base, port, _ := cutLast(told.Endpoint, ":")

@@ -58,12 +58,36 @@ type request struct {
 	stop []string
 	call *call
 	form *form
-	// adapter is the LoRA adapter asked for, if any.
+	// endless: a choice ends at a limit only.
+	endless bool
+	// stopsWhole: a choice ends with the token that ends in a stop text, and
+	// both are said.
+	stopsWhole bool
+	// adapter is the LoRA adapter asked for, if any. noRead: nothing is taken from
+	// the cache.
 	adapter string
 	salt    *string
+	noRead  bool
 
 	// tokenIDs: the answer shows the ids of its tokens and of the prompt's.
 	stream, usage, continuousUsage, tokenIDs bool
+
+	// dialect, when not nil, writes the answer. opens is when a stream's head is
+	// sent.
+	dialect dialect
+	// rid is the client's name of it, for SGLang; id is what vLLM calls it that
+	// has no header for that.
+	rid, id string
+	// model is what the answer has as its model; empty is the engine's.
+	model string
+	// loads: the engine has no part in it, but face.admit has.
+	loads bool
+	// refused is why nothing of it is done though it could be read; only an
+	// engine with face.refusesInStream has such.
+	refused *apiError
+	// defect is what an answer that is not streamed turns out to be.
+	defect *apiError
+	opens  opens
 
 	// The parts of an answer that only one API has.
 	responses *responsesBody
@@ -75,6 +99,7 @@ type request struct {
 	// ownFaults: they are the request's, not the server's.
 	ownFaults bool
 	raw       *Raw
+	say       uint64 // the number of a text to be said, 0 for none
 }
 
 // xargs are the extensions that any request may carry.
@@ -82,6 +107,9 @@ type xargs struct {
 	Xargs *struct {
 		Sim *Faults `json:"sim"`
 		Raw *Raw    `json:"sim_raw"`
+		// Say is the number of a text of package workload, which the answer is the
+		// beginning of.
+		Say uint64 `json:"sim_say"`
 	} `json:"vllm_xargs"`
 }
 
@@ -97,6 +125,7 @@ func (x *xargs) apply(cfg *Config, r *request) error {
 			return badParameter("vllm_xargs", "%v", err)
 		}
 	}
+	r.say = x.Xargs.Say
 	r.raw = x.Xargs.Raw
 	if r.raw != nil {
 		if err := r.raw.check(); err != nil {
@@ -146,7 +175,12 @@ type requestBody struct {
 		ContinuousUsageStats *bool `json:"continuous_usage_stats"`
 	} `json:"stream_options"`
 	xargs
-	Others others `json:",embed"`
+	IgnoreEOS      *bool   `json:"ignore_eos"`
+	StreamInterval *int    `json:"stream_interval"`
+	RequestID      *string `json:"request_id"`
+	LoRAPath       *string `json:"lora_path"`
+	RID            *string `json:"rid"`
+	Others         others  `json:",embed"`
 }
 
 type message struct {
@@ -167,6 +201,22 @@ func parseRequest(cfg *Config, a api, body []byte) (*request, error) {
 		return nil, err
 	}
 	r := &request{api: a, n: 1, adapter: cfg.adapter(b.Model)}
+	if cfg.sglang() {
+		// It takes any name, and echoes it.
+		if r.model = "default"; b.Model != nil {
+			r.model = *b.Model
+		}
+		if b.RID != nil {
+			r.rid = *b.RID
+		}
+		if b.LoRAPath != nil && *b.LoRAPath != "" {
+			if r.adapter = cfg.adapter(b.LoRAPath); r.adapter == "" {
+				return nil, badParameter("lora_path", "The following requested LoRA adapters are not loaded: {'%s'}", *b.LoRAPath)
+			}
+		}
+	} else if b.RequestID != nil {
+		r.id = *b.RequestID
+	}
 	var err error
 	if a == chat {
 		var text string
@@ -190,7 +240,9 @@ func parseRequest(cfg *Config, a api, body []byte) (*request, error) {
 		r.stream = *b.Stream
 	}
 	r.tokenIDs = b.ReturnTokenIDs != nil && *b.ReturnTokenIDs
-	r.salt = b.CacheSalt
+	if r.salt = b.CacheSalt; r.salt != nil && *r.salt == "" && !cfg.sglang() {
+		return nil, invalid("cache_salt", "Parameter 'cache_salt' must be a non-empty string if provided.")
+	}
 	if o := b.StreamOptions; o != nil {
 		if !r.stream {
 			return nil, badParameter("stream_options", "Stream options can only be defined when `stream=True`.")
@@ -201,23 +253,24 @@ func parseRequest(cfg *Config, a api, body []byte) (*request, error) {
 	if err := b.xargs.apply(cfg, r); err != nil {
 		return nil, err
 	}
-	if err := b.shape(r); err != nil {
+	if err := b.shape(cfg, r); err != nil {
 		return nil, err
 	}
 	name, asked := "max_tokens", b.MaxTokens
 	if a == chat && b.MaxCompletionTokens != nil {
 		name, asked = "max_completion_tokens", b.MaxCompletionTokens
 	}
+	r.endless = b.IgnoreEOS != nil && *b.IgnoreEOS
 	return r, r.limitOutput(cfg, name, asked, b.MinTokens)
 }
 
 // shape reads what the choices must look like.
-func (b *requestBody) shape(r *request) error {
-	if err := b.Others.refuse("logprobs", "top_logprobs", "prompt_logprobs", "echo", "suffix", "best_of", "use_beam_search",
-		"prompt_embeds", "return_tokens_as_token_ids", "include_stop_str_in_output", "chat_template",
-		"guided_json", "guided_regex", "guided_choice", "guided_grammar", "functions", "function_call",
-		"truncate_prompt_tokens", "stop_token_ids", "bad_words", "allowed_token_ids"); err != nil {
+func (b *requestBody) shape(cfg *Config, r *request) error {
+	if err := b.Others.check(cfg); err != nil {
 		return err
+	}
+	if b.StreamInterval != nil && (*b.StreamInterval < 1 || *b.StreamInterval > 1 && r.stream) {
+		return badParameter("stream_interval", "stream_interval must be 1, for the simulated engine has an event for each token, got %d.", *b.StreamInterval)
 	}
 	var err error
 	if r.stop, err = readStop("stop", b.Stop); err != nil {
@@ -279,7 +332,7 @@ func (r *request) limitOutput(cfg *Config, name string, asked, least *int) error
 		r.output = *asked
 	case r.api == completions:
 		r.output = min(16, left)
-	case r.call != nil || r.form != nil:
+	case r.call != nil || r.form != nil || r.endless:
 		r.output = left
 	case cfg.DefaultOutputTokens <= left:
 		r.output, r.finish = cfg.DefaultOutputTokens, "stop"
@@ -319,17 +372,27 @@ func (r *request) room(cfg *Config) (int, error) {
 }
 
 func checkModel(cfg *Config, model *string) error {
-	if model == nil || *model == "" || slices.Contains(cfg.ServedModelName, *model) || slices.Contains(cfg.LoRAModules, *model) {
+	if cfg.sglang() || model == nil || *model == "" || slices.Contains(cfg.ServedModelName, *model) || slices.Contains(cfg.LoRAModules, *model) {
 		return nil
 	}
-	return &apiError{http.StatusNotFound, "NotFoundError", "model", fmt.Sprintf("The model `%s` does not exist. Valid aliases: %s.",
+	return &apiError{status: http.StatusNotFound, kind: "NotFoundError", param: "model", message: fmt.Sprintf("The model `%s` does not exist. Valid aliases: %s.",
 		*model, strings.Join(cfg.ServedModelName, ", "))}
 }
 
 // adapter returns the LoRA adapter that goes by the name of a model, if one does.
 func (c *Config) adapter(model *string) string {
-	if model != nil && slices.Contains(c.LoRAModules, *model) {
-		return *model
+	if model == nil {
+		return ""
+	}
+	name := *model
+	if c.sglang() {
+		// The adapter may stand behind the model.
+		if _, adapter, ok := strings.Cut(name, ":"); ok {
+			name = adapter
+		}
+	}
+	if slices.Contains(c.LoRAModules, name) {
+		return name
 	}
 	return ""
 }
@@ -356,8 +419,7 @@ func renderChat(b *requestBody) (string, error) {
 	for i, m := range *b.Messages {
 		content, err := contentText(m.Content)
 		if err != nil {
-			return "", &apiError{http.StatusBadRequest, "Bad Request", fmt.Sprintf("body.messages.%d.content", i),
-				fmt.Sprintf("1 validation error: %v", err)}
+			return "", &apiError{status: http.StatusBadRequest, kind: "Bad Request", param: fmt.Sprintf("body.messages.%d.content", i), message: fmt.Sprintf("1 validation error: %v", err)}
 		}
 		text.WriteString("<|" + m.Role + "|>\n" + content + "\n")
 		if len(m.ToolCalls) > 0 && m.ToolCalls.Kind() != 'n' {
@@ -402,8 +464,8 @@ func contentText(v jsontext.Value) (string, error) {
 // readPrompts reads the four forms of the prompts in the member name: a text, a list of texts,
 // a list of token ids, a list of such lists.
 func readPrompts(name string, v jsontext.Value) ([]prompt, error) {
-	wrong := &apiError{http.StatusBadRequest, "Bad Request", "body." + name,
-		"1 validation error: " + name + " must be a string, a list of strings, a list of token ids or a list of such lists, and not empty"}
+	wrong := &apiError{status: http.StatusBadRequest, kind: "Bad Request", param: "body." + name,
+		message: "1 validation error: " + name + " must be a string, a list of strings, a list of token ids or a list of such lists, and not empty"}
 	switch v.Kind() {
 	case jsontext.KindInvalid, 'n':
 		return nil, missing(name)
@@ -450,7 +512,7 @@ func unmarshal(body []byte, into any, options ...json.Options) error {
 	if err == nil {
 		return nil
 	}
-	e := &apiError{http.StatusBadRequest, "Bad Request", "body", "1 validation error: invalid JSON"}
+	e := &apiError{status: http.StatusBadRequest, kind: "Bad Request", param: "body", message: "1 validation error: invalid JSON"}
 	if syntactic, ok := errors.AsType[*jsontext.SyntacticError](err); ok {
 		e.message = fmt.Sprintf("1 validation error: invalid JSON at byte %d", syntactic.ByteOffset)
 		e.param = fmt.Sprintf("body.%d", syntactic.ByteOffset)
@@ -472,6 +534,8 @@ func unmarshal(body []byte, into any, options ...json.Options) error {
 type apiError struct {
 	status               int
 	kind, param, message string
+	// text: the message is all that the answer has, and it is not JSON.
+	text bool
 }
 
 func (e *apiError) Error() string { return e.message }
@@ -507,9 +571,9 @@ func (e *apiError) appendBody(dst []byte) []byte {
 }
 
 func badParameter(param, format string, args ...any) *apiError {
-	return &apiError{http.StatusBadRequest, "BadRequestError", param, fmt.Sprintf(format, args...)}
+	return &apiError{status: http.StatusBadRequest, kind: "BadRequestError", param: param, message: fmt.Sprintf(format, args...)}
 }
 
 func missing(field string) *apiError {
-	return &apiError{http.StatusBadRequest, "Bad Request", "body." + field, "1 validation error: field required: " + field}
+	return &apiError{status: http.StatusBadRequest, kind: "Bad Request", param: "body." + field, message: "1 validation error: field required: " + field}
 }

@@ -12,6 +12,7 @@ import (
 // request within the limits whose answer is well formed.
 func FuzzRequest(f *testing.F) {
 	for _, body := range []string{
+		`{"inputs":"a b","parameters":{"max_new_tokens":3,"details":true,"best_of":2,"do_sample":true,"stop":["a"],"grammar":{"type":"json","value":{"properties":{}}}},"stream":true}`,
 		`{"messages":[{"role":"user","content":"hi"}],"n":2,"max_tokens":3}`,
 		`{"prompt":["a",[1,2]],"stream":true,"stream_options":{"include_usage":true}}`,
 		`{"prompt":"x","vllm_xargs":{"sim":{"token_bytes":3},"sim_raw":{"chunks":1,"max":2}}}`,
@@ -24,46 +25,61 @@ func FuzzRequest(f *testing.F) {
 	} {
 		f.Add([]byte(body))
 	}
-	cfg := Config{MaxModelLen: 500}
-	if err := cfg.complete(); err != nil {
-		f.Fatal(err)
+	var configs []*Config
+	for _, engine := range engines {
+		cfg := &Config{Engine: engine, MaxModelLen: 500}
+		if err := cfg.complete(); err != nil {
+			f.Fatal(err)
+		}
+		configs = append(configs, cfg)
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
-		for path, parse := range routes {
-			r, err := parse(&cfg, body)
-			if defect := model().Defect(); defect != "" {
-				t.Fatalf("%s: %s", path, defect)
-			}
-			if err != nil {
-				e, ok := errors.AsType[*apiError](err)
-				if !ok || http.StatusText(e.status) == "" || !json.Valid(messages.appendError(nil, e)) || !json.Valid(e.appendBody(nil)) {
-					t.Fatalf("%s refused with %v", path, err)
+		for _, cfg := range configs {
+			face := cfg.face()
+			for path, parse := range face.parsers {
+				r, err := parse(cfg, body)
+				if err == nil && r.refused != nil {
+					err = r.refused
 				}
-				continue
-			}
-			if r.api != plain && (len(r.prompts) == 0 || r.n < 1 || len(r.prompts)*r.n > maxChoices || r.output < 1 || r.output > cfg.MaxModelLen) {
-				t.Fatalf("%s accepted %+v", path, r)
-			}
-			r.faults, r.output = Faults{}, min(r.output, 3)
-			answer := newAnswer(&cfg, r, "id", 1)
-			if whole := answer.appendBody(nil, 0); !json.Valid(whole) {
-				t.Fatalf("%s answered %s", path, whole)
-			}
-			if !r.api.generates() {
-				continue
-			}
-			stream := answer.appendOpening(answer.appendPrelude(nil))
-			for i := range answer.choices {
-				for range answer.choices[i].seq.Output {
-					stream = answer.appendToken(stream, i)
+				if defect := model().Defect(); defect != "" {
+					t.Fatalf("%s: %s", path, defect)
 				}
-			}
-			for line := range bytes.Lines(answer.appendClosing(stream)) {
-				data, ok := bytes.CutPrefix(line, []byte("data: "))
-				if ok && string(data) != "[DONE]\n" && !json.Valid(data) {
-					t.Fatalf("%s streamed %s", path, line)
+				if err != nil {
+					e, ok := errors.AsType[*apiError](err)
+					if !ok || http.StatusText(e.status) == "" || !json.Valid(face.appendError(nil, path, e)) {
+						t.Fatalf("%s %s refused with %v", cfg.Engine, path, err)
+					}
+					continue
 				}
+				checkAnswers(t, cfg, path, r)
 			}
 		}
 	})
+}
+
+// checkAnswers checks that what answers a request, whole and in pieces, is JSON.
+func checkAnswers(t *testing.T, cfg *Config, path string, r *request) {
+	if r.api != plain && (len(r.prompts) == 0 || r.n < 1 || len(r.prompts)*r.n > maxChoices || r.output < 1 || r.output > cfg.MaxModelLen) {
+		t.Fatalf("%s %s accepted %+v", cfg.Engine, path, r)
+	}
+	r.faults, r.output = Faults{}, min(r.output, 3)
+	answer := newAnswer(cfg, r, "id", 1)
+	if whole := answer.appendBody(nil, 0); !json.Valid(whole) {
+		t.Fatalf("%s %s answered %s", cfg.Engine, path, whole)
+	}
+	if !r.api.generates() {
+		return
+	}
+	stream := answer.appendOpening(answer.appendPrelude(nil))
+	for i := range answer.choices {
+		for range answer.choices[i].seq.Output {
+			stream = answer.appendToken(stream, i)
+		}
+	}
+	for line := range bytes.Lines(answer.appendClosing(stream)) {
+		data, ok := bytes.CutPrefix(line, []byte("data: "))
+		if ok && string(data) != "[DONE]\n" && !json.Valid(data) {
+			t.Fatalf("%s %s streamed %s", cfg.Engine, path, line)
+		}
+	}
 }

@@ -233,8 +233,7 @@ func (b *responsesBody) render() (string, bool, error) {
 // getResponse serves GET /v1/responses/{id} and POST …/{id}/cancel of an
 // engine that stores none.
 func getResponse(w http.ResponseWriter, r *http.Request) {
-	writeError(w, &apiError{http.StatusNotFound, "invalid_request_error", "response_id",
-		fmt.Sprintf("Response with id '%s' not found.", r.PathValue("id"))})
+	writeError(w, &apiError{status: http.StatusNotFound, kind: "invalid_request_error", param: "response_id", message: fmt.Sprintf("Response with id '%s' not found.", r.PathValue("id"))})
 }
 
 // response is the object that answers. The order of its members is vLLM's.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -20,32 +21,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// routes are the paths of inference whose answer is a function of the body.
-var routes = map[string]parser{
-	"/v1/chat/completions":      parseAs(chat, parseRequest),
-	"/v1/completions":           parseAs(completions, parseRequest),
-	"/v1/responses":             parseResponses,
-	"/v1/messages":              parseMessages,
-	"/v1/messages/count_tokens": parseCountTokens,
-	"/v1/embeddings":            parseAs(embeddings, parsePooling),
-	"/pooling":                  parseAs(pooling, parsePooling),
-	"/classify":                 parseAs(classification, parsePooling),
-	"/score":                    parseScore,
-	"/v1/score":                 parseScore,
-	"/rerank":                   parseRerank,
-	"/v1/rerank":                parseRerank,
-	"/v2/rerank":                parseRerank,
-}
-
-// parseAs returns the parser of one of several routes that are read alike.
-func parseAs(a api, parse func(*Config, api, []byte) (*request, error)) parser {
-	return func(cfg *Config, body []byte) (*request, error) { return parse(cfg, a, body) }
-}
-
 // Server is a simulated engine behind HTTP. Start makes one, Close ends it.
 // Its methods may be called from any goroutine.
 type Server struct {
 	cfg      Config
+	face     *face
 	began    time.Time
 	http     http.Server
 	listener *listener
@@ -58,14 +38,19 @@ type Server struct {
 	restart sync.Mutex
 	mu      sync.Mutex
 	process *process
+	// exchanges are those that SGLang can be asked to abort, *exchange to nothing.
+	exchanges sync.Map
 	// connections are the open ones, *conn to nothing.
 	connections sync.Map
 
 	running, aborted, finished, accepted, splits atomic.Int64
+	// admitted are the choices that face.admit has let in.
+	admitted atomic.Int64
 
-	// cancel ends the contexts of all requests. served counts the accept loop
-	// and the open connections.
+	// cancel ends the contexts of all requests, and closes closed. served counts
+	// the accept loop, the open connections and who follows a throttle.
 	cancel context.CancelFunc
+	closed <-chan struct{}
 	served sync.WaitGroup
 }
 
@@ -83,7 +68,7 @@ func Start(cfg Config) (*Server, error) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &Server{
-		cfg: cfg, began: time.Now(), cancel: cancel,
+		cfg: cfg, face: cfg.face(), began: time.Now(), cancel: cancel, closed: ctx.Done(),
 		listener:   newListener(l.(*net.TCPListener)),
 		vocabulary: newVocabulary(),
 	}
@@ -95,6 +80,7 @@ func Start(cfg Config) (*Server, error) {
 		_ = s.listener.Close()
 		return nil, fmt.Errorf("simulated engine: %w", err)
 	}
+	s.throttle()
 	s.http = http.Server{
 		Handler:     s.handler(),
 		BaseContext: func(net.Listener) context.Context { return ctx },
@@ -190,131 +176,73 @@ func (s *Server) created() int64 {
 // nextSplit returns a seed for cutting the writes of one answer.
 func (s *Server) nextSplit() uint64 { return 1 | mix(s.cfg.Seed+uint64(s.splits.Add(1))) }
 
-// requestID returns the client's X-Request-Id or a new number.
-func requestID(r *http.Request) string {
+// requestID returns the client's X-Request-Id, what else the client calls the
+// request, or a new number.
+func requestID(r *http.Request, called string) string {
 	if id := r.Header.Get("X-Request-Id"); id != "" {
 		return id
+	}
+	if called != "" {
+		return called
 	}
 	return fmt.Sprintf("%016x", rand.Uint64())
 }
 
-// handler returns the routes.
+// handler returns the routes: the engine's, and those under /sim.
 func (s *Server) handler() http.Handler {
-	mux := http.NewServeMux()
+	routes := map[string]map[string]http.HandlerFunc{} // by path and method
 	on := func(method, path string, h http.HandlerFunc, more ...string) {
-		methods := append([]string{method}, more...)
+		if routes[path] == nil {
+			routes[path] = map[string]http.HandlerFunc{}
+		}
+		for _, method := range append(more, method) {
+			routes[path][method] = h
+		}
+	}
+	for path, parse := range s.face.parsers {
+		on("POST", path, s.infer(parse))
+	}
+	s.face.mount(s, on)
+	on("POST", "/sim/raw", s.raw)
+	on("POST", "/sim/restart", s.postRestart)
+	on("GET", "/sim/faults", s.getFaults)
+	on("POST", "/sim/faults", s.postFaults)
+	on("PATCH", "/sim/faults", s.patchFaults)
+	on("GET", "/sim/stats", s.getStats)
+	mux := http.NewServeMux()
+	for path, handlers := range routes {
+		allowed := slices.Sorted(maps.Keys(handlers))
+		if path == "/" {
+			path = "/{$}"
+		}
 		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
-			w.Header().Set("Server", "uvicorn")
+			s.face.sign(w)
+			h := handlers[r.Method]
+			own := strings.HasPrefix(path, "/sim/") // no engine's
 			switch {
-			case s.cfg.APIKey != "" && (strings.HasPrefix(path, "/v1/") || strings.HasPrefix(path, "/v2/")) && r.Header.Get("Authorization") != "Bearer "+s.cfg.APIKey:
-				writeJSON(w, http.StatusUnauthorized, []byte(`{"error":"Unauthorized"}`))
-			case !slices.Contains(methods, r.Method):
-				w.Header().Set("Allow", strings.Join(methods, ", "))
-				writeDetail(w, http.StatusMethodNotAllowed)
+			case s.face.gate != nil && !own && s.face.gate(s, w, r):
+			case !own && s.cfg.APIKey != "" && !s.face.authorized(r, s.cfg.APIKey):
+				s.face.unauthorized(w, r)
+			case h == nil:
+				w.Header().Set("Allow", strings.Join(allowed, ", "))
+				s.face.noRoute(w, r, allowed)
 			default:
 				h(w, r)
 			}
 		})
 	}
-	for path, parse := range routes {
-		on("POST", path, s.infer(parse))
-	}
-	on("POST", "/tokenize", s.infer(s.tokenize))
-	on("POST", "/detokenize", s.infer(s.detokenize))
-	on("POST", "/v1/chat/completions/render", s.render(chat))
-	on("POST", "/v1/completions/render", s.render(completions))
-	on("POST", "/v1/audio/transcriptions", s.speech(transcription))
-	on("POST", "/v1/audio/translations", s.speech(translation))
-	on("GET", "/v1/responses/{id}", getResponse)
-	on("POST", "/v1/responses/{id}/cancel", getResponse)
-	on("GET", "/v1/models", s.models)
-	on("GET", "/health", s.healthy(func(http.ResponseWriter, *http.Request) {}))
-	on("GET", "/ping", s.healthy(func(http.ResponseWriter, *http.Request) {}), "POST")
-	on("GET", "/version", func(w http.ResponseWriter, _ *http.Request) {
-		writeJSON(w, http.StatusOK, []byte(`{"version":"`+version+`"}`))
-	})
-	on("GET", "/load", func(w http.ResponseWriter, _ *http.Request) {
-		writeJSON(w, http.StatusOK, fmt.Appendf(nil, `{"server_load":%d}`, s.Running()))
-	})
-	if s.cfg.sglang() {
-		on("GET", "/server_info", s.serverInfo)
-		on("GET", "/get_server_info", s.serverInfo)
-		on("GET", "/v1/loads", s.healthy(s.loads))
-		on("POST", "/flush_cache", s.flushCache, "GET")
-	} else {
-		on("GET", "/server_info", s.info)
-		on("GET", "/kv_event_sources", s.eventSources)
-		on("POST", "/reset_prefix_cache", s.resetCache)
-	}
-	on("GET", "/metrics", s.healthy(func(w http.ResponseWriter, r *http.Request) {
-		promhttp.HandlerFor(s.current().metrics.registry, promhttp.HandlerOpts{}).ServeHTTP(w, r)
-	}))
-	mux.HandleFunc("POST /sim/restart", s.postRestart)
-	on("POST", "/sim/raw", s.raw)
-	mux.HandleFunc("GET /sim/faults", s.getFaults)
-	mux.HandleFunc("POST /sim/faults", s.postFaults)
-	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Server", "uvicorn")
-		writeDetail(w, http.StatusNotFound)
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		s.face.sign(w)
+		if s.face.gate == nil || !s.face.gate(s, w, r) {
+			s.face.noRoute(w, r, nil)
+		}
 	})
 	return mux
 }
 
-// models serves GET /v1/models.
-func (s *Server) models(w http.ResponseWriter, _ *http.Request) {
-	created := strconv.FormatInt(s.created(), 10)
-	out := []byte(`{"object":"list","data":[`)
-	for i, name := range slices.Concat(s.cfg.ServedModelName, s.cfg.LoRAModules) {
-		if i > 0 {
-			out = append(out, ',')
-		}
-		out = append(out, `{"id":`...)
-		out = appendString(out, name)
-		out = append(out, `,"object":"model","created":`+created+`,"owned_by":"`+s.cfg.Engine+`","root":`...)
-		out = appendString(out, s.cfg.ServedModelName[0])
-		out = append(out, `,"parent":`...)
-		if i < len(s.cfg.ServedModelName) {
-			out = append(out, `null,"max_model_len":`+strconv.Itoa(s.cfg.MaxModelLen)...)
-		} else {
-			out = append(appendString(out, s.cfg.ServedModelName[0]), `,"max_model_len":null`...)
-		}
-		out = append(out, `,"permission":[{"id":"modelperm-`+fmt.Sprintf("%016x", hashText(name))+
-			`","object":"model_permission","created":`+created+`,"allow_create_engine":false,"allow_sampling":true,`+
-			`"allow_logprobs":true,"allow_search_indices":false,"allow_view":true,"allow_fine_tuning":false,`+
-			`"organization":"*","group":null,"is_blocking":false}]}`...)
-	}
-	writeJSON(w, http.StatusOK, append(out, `]}`...))
-}
-
-// info serves GET /server_info, which vLLM has in its development mode only:
-// the configuration, as a text or as JSON.
-func (s *Server) info(w http.ResponseWriter, r *http.Request) {
-	type parallel struct {
-		DataParallelSize int `json:"data_parallel_size"`
-	}
-	config := struct {
-		Model     string   `json:"model"`
-		MaxLen    int      `json:"max_model_len"`
-		MaxSeqs   int      `json:"max_num_seqs"`
-		BlockSize int      `json:"block_size"`
-		Blocks    int      `json:"num_gpu_blocks"`
-		Parallel  parallel `json:"parallel_config"`
-	}{s.cfg.ServedModelName[0], s.cfg.MaxModelLen, s.cfg.MaxNumSeqs, s.cfg.BlockSize, s.cfg.NumGPUBlocks, parallel{s.cfg.DataParallelSize}}
-	var shown any = config
-	switch format := r.URL.Query().Get("config_format"); format {
-	case "", "text":
-		shown = fmt.Sprintf("model=%s, max_model_len=%d, max_num_seqs=%d, block_size=%d, num_gpu_blocks=%d",
-			config.Model, config.MaxLen, config.MaxSeqs, config.BlockSize, config.Blocks)
-	case "json":
-	default:
-		writeError(w, &apiError{http.StatusBadRequest, "Bad Request", "query.config_format", "1 validation error: config_format must be text or json"})
-		return
-	}
-	writeJSON(w, http.StatusOK, appendJSON(nil, struct {
-		Config any            `json:"vllm_config"`
-		Env    map[string]any `json:"vllm_env"`
-		System map[string]any `json:"system_env"`
-	}{Config: shown}))
+// metricsPage serves GET /metrics.
+func (s *Server) metricsPage(w http.ResponseWriter, r *http.Request) {
+	promhttp.HandlerFor(s.current().metrics.registry, promhttp.HandlerOpts{}).ServeHTTP(w, r)
 }
 
 // raw serves POST /sim/raw.
@@ -357,25 +285,17 @@ func parseRaw(q url.Values) (Raw, error) {
 	return raw, errors.Join(errs...)
 }
 
-// writeDetail answers what has no route in the words of the framework beneath
-// vLLM.
-func writeDetail(w http.ResponseWriter, status int) {
-	writeJSON(w, status, fmt.Appendf(nil, `{"detail":"%s"}`, http.StatusText(status)))
+// writeError answers a request to the simulator itself.
+func writeError(w http.ResponseWriter, err error) {
+	e := asAPIError(err)
+	writeJSON(w, e.status, e.appendBody(nil))
 }
 
-func writeError(w http.ResponseWriter, err error) { writeFailure(w, plain, err) }
-
-// writeFailure answers with an error in the shape of an API.
-func writeFailure(w http.ResponseWriter, a api, err error) {
-	e, ok := errors.AsType[*apiError](err)
-	if !ok {
-		e = &apiError{http.StatusInternalServerError, "InternalServerError", "", err.Error()}
-	}
-	writeJSON(w, e.status, a.appendError(nil, e))
-}
-
+// writeJSON answers with a body of the type that is set, or JSON's.
 func writeJSON(w http.ResponseWriter, status int, body []byte) {
-	w.Header().Set("Content-Type", "application/json")
+	if w.Header().Get("Content-Type") == "" {
+		w.Header().Set("Content-Type", "application/json")
+	}
 	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 	w.WriteHeader(status)
 	_, _ = w.Write(body)

@@ -77,12 +77,17 @@ func eventually(t testing.TB, within time.Duration, what string, holds func() bo
 	}
 }
 
-// TestHTTP compares whole answers byte for byte. The chunked ones are shown as
-// the chunks that arrived, one a line.
+// TestHTTP compares whole answers byte for byte.
 func TestHTTP(t *testing.T) {
-	datadriven.Walk(t, "testdata/http", func(t *testing.T, path string) {
-		s := start(t, Config{ZeroLatency: true, Created: 1700000000, ServedModelName: []string{"m", "alias"},
-			MaxModelLen: 1000, DefaultOutputTokens: 3, APIKey: "k"})
+	testAnswers(t, "testdata/http", Config{ZeroLatency: true, Created: 1700000000, ServedModelName: []string{"m", "alias"},
+		MaxModelLen: 1000, DefaultOutputTokens: 3, APIKey: "k"})
+}
+
+// testAnswers runs the exchanges in a folder, each file with a server of its
+// own. The chunked answers are shown as the chunks that arrived, one a line.
+func testAnswers(t *testing.T, folder string, cfg Config) {
+	datadriven.Walk(t, folder, func(t *testing.T, path string) {
+		s := start(t, cfg)
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			target, headers := d.CmdArgs[0].Key, ""
 			if v := d.CmdArgs[0].Vals; len(v) > 0 {
@@ -94,8 +99,8 @@ func TestHTTP(t *testing.T) {
 			if !d.HasArg("Authorization") {
 				headers += "Authorization: Bearer k\r\n"
 			}
-			return rawExchange(t, s, fmt.Sprintf("%s %s HTTP/1.1\r\nHost: sim\r\nX-Request-Id: r\r\n%sContent-Length: %d\r\nConnection: close\r\n\r\n%s",
-				d.Cmd, target, headers, len(d.Input), d.Input))
+			return latency.ReplaceAllString(rawExchange(t, s, fmt.Sprintf("%s %s HTTP/1.1\r\nHost: sim\r\nX-Request-Id: r\r\n%sContent-Length: %d\r\nConnection: close\r\n\r\n%s",
+				d.Cmd, target, headers, len(d.Input), d.Input)), `"e2e_latency":#`)
 		})
 	})
 }
@@ -515,6 +520,12 @@ func TestConfigFailure(t *testing.T) {
 	f(Config{MaxModelLen: 1, BlockSize: -1}, "block-size")
 	f(Config{PrefillA: -1}, "prefill-a")
 	f(Config{TimePerOutputToken: -1}, "time-per-output-token must not be negative")
+	f(Config{HicacheRatio: 2}, "host-blocks and hicache-ratio are for the engine sglang")
+	f(Config{Engine: "sglang", HicacheRatio: -1}, "hicache-ratio must be between 0 and 1000, got -1")
+	f(Config{Engine: "tgi", MaxConcurrentRequests: -1}, "max-concurrent-requests must be at least 1")
+	f(Config{Engine: "tgi", MaxModelLen: 100, MaxInputTokens: 100}, "max-input-tokens must be between 1 and max-model-len - 1 = 99")
+	f(Config{Faults: Faults{Probability: 2}}, "probability must be between 0 and 1")
+	f(Config{Faults: Faults{Metrics: "bad"}}, "metrics must be garbage, stale, hang, empty or nan")
 	f(Config{Faults: Faults{Break: "bang"}}, `break must be stall, fin, rst, chunk or error, not "bang"`)
 	f(Config{Host: "not an address"}, "not an address")
 	s := start(t, Config{})

@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/inferrail/inferrail/proxy/prompt/tokenizer"
+	"github.com/inferrail/inferrail/simulator/workload"
 )
 
 // nextToken returns the length in bytes of the first token of text, which must
@@ -139,6 +140,9 @@ func makeWords(texts ...string) []word {
 // and the number of the choice.
 type voice struct {
 	seed uint64
+	// say, when not 0, is the number of the text that is said instead, whoever is
+	// asked: a part of package workload.
+	say uint64
 	// pad and padMax, when not 0, lengthen each token with x's to a length in
 	// bytes drawn from pad to padMax.
 	pad, padMax int
@@ -151,7 +155,13 @@ func newVoice(seed uint64, p prompt, choice int) voice {
 // at returns the random number of token k.
 func (v voice) at(k int) uint64 { return mix(v.seed + uint64(k)*golden) }
 
-func (v voice) word(k int) word { return words[v.at(k)%uint64(len(words))] }
+func (v voice) word(k int) word {
+	if v.say != 0 {
+		text, id := workload.Word(v.say, k)
+		return word{text, text, id}
+	}
+	return words[v.at(k)%uint64(len(words))]
+}
 
 // padding returns how many x's follow token k.
 func (v voice) padding(k int) int {
@@ -206,6 +216,30 @@ func (v voice) until(n int, stops []string) (tokens []string, stopped string) {
 		tokens = append(tokens, string(said[min(start, cut):min(end, cut)]))
 	}
 	return tokens, stopped
+}
+
+// endsIn returns how many of the first n tokens there are up to the first that
+// ends in one of some texts, and that text; n and "" if none does.
+func (v voice) endsIn(n int, stops []string) (tokens int, stopped string) {
+	if len(stops) == 0 {
+		return n, ""
+	}
+	longest := 0
+	for _, s := range stops {
+		longest = max(longest, len(s))
+	}
+	var said []byte
+	for k := range n {
+		said = appendX(append(said, v.word(k).text...), v.padding(k))
+		for _, s := range stops {
+			if bytes.HasSuffix(said, []byte(s)) {
+				return k + 1, s
+			}
+		}
+		// No more is needed to find the longest.
+		said = append(said[:0], said[max(0, len(said)-longest):]...)
+	}
+	return n, ""
 }
 
 // appendEscaped appends token k as it stands inside a JSON string.

@@ -129,5 +129,5 @@ func (c *choice) appendCallDelta(dst []byte) []byte {
 
 // invalid is a refusal of a value's type, as vLLM's validation words it.
 func invalid(param, problem string) *apiError {
-	return &apiError{http.StatusBadRequest, "Bad Request", strings.TrimSuffix("body."+param, "."), "1 validation error: " + problem}
+	return &apiError{status: http.StatusBadRequest, kind: "Bad Request", param: strings.TrimSuffix("body."+param, "."), message: "1 validation error: " + problem}
 }
