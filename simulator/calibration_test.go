@@ -25,6 +25,8 @@ type traffic struct {
 	jitter                    time.Duration
 	// slow multiplies what the prompts take, from the next to start on.
 	slow float64
+	// alone: one request comes at a time, and its answer is one token.
+	alone bool
 
 	backlog     policy.Backlog
 	calibration policy.Calibration
@@ -94,7 +96,11 @@ func (x *traffic) run(observations int) {
 			x.engine.Depart(&which.Sequence, x.now)
 			x.present = slices.DeleteFunc(x.present, func(r *sent) bool { return r == which })
 		case x.now == x.next:
-			for range 1 + x.r.IntN(6) {
+			n := 1 + x.r.IntN(6)
+			if x.alone {
+				n = min(1, 1-len(x.present))
+			}
+			for range n {
 				x.arrive()
 			}
 			x.next += time.Duration(x.r.ExpFloat64() * 3.5 * mean * x.slow / x.load * 1e9)
@@ -106,6 +112,9 @@ func (x *traffic) arrive() {
 	r := &sent{streams: x.r.Float64() >= x.whole, late: time.Duration(x.r.ExpFloat64() * float64(x.jitter))}
 	r.Uncached, r.Cached = x.prompt()
 	r.Output = 1 + x.r.IntN(300)
+	if x.alone {
+		r.Output = 1
+	}
 	r.Slow = x.slow * math.Exp(x.noise*x.r.NormFloat64())
 	if x.r.Float64() < x.leave {
 		r.departed = x.now + time.Duration(x.r.ExpFloat64()*1e9)
@@ -175,4 +184,30 @@ func TestCalibrationOfEngine(t *testing.T) {
 		x.engine.apart, x.engine.first, x.engine.latency.PerToken = false, true, 0
 		x.noise = 0.03
 	})
+}
+
+// TestCalibrationOfSteps: what the coefficients become where prompts share steps with
+// each other and with decoding, as in a real engine. While prompts are computed alone
+// they are the engine's, in chunks or not. Else a prompt waits for the steps that run and
+// are planned, so the time that each takes beside its tokens is more than the engine's
+// D, and the busier it is the more; what tokens take is known to a fifth.
+func TestCalibrationOfSteps(t *testing.T) {
+	f := func(load float64, alone bool, tokens, pairs, least, most float64) {
+		t.Helper()
+		for seed := range uint64(3) {
+			x := &traffic{r: rand.New(rand.NewPCG(seed, 1)), latency: Latency{A: 60, B: 0.002, D: 5000, PerToken: 10 * time.Millisecond}, load: load, slow: 1, alone: alone}
+			x.engine = NewEngine(x.latency, 256)
+			x.engine.batching = batching{budget: 2048, ahead: true}
+			x.run(500)
+			e := x.calibration.Estimate()
+			a, b, d := e.Speed.A*1e6/x.latency.A, e.Speed.B*1e6/x.latency.B, e.Speed.D*1e6/x.latency.D
+			t.Logf("load %v, alone %v: A %.3f, B %.3f, D %.3f of the engine's, error %.3f", load, alone, a, b, d, e.Error)
+			if math.Abs(a-1) > tokens || math.Abs(b-1) > pairs || d < least || d > most {
+				t.Errorf("load %v, alone %v, seed %d: %+v", load, alone, seed, e)
+			}
+		}
+	}
+	f(0.05, true, 0.05, 0.05, 0.95, 1.05)
+	f(0.1, false, 0.2, 0.25, 1, 2)
+	f(0.7, false, 0.2, 0.25, 1, 4)
 }

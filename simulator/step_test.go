@@ -347,3 +347,116 @@ func (m *plainEngine) plan() (work []plainWork) {
 	}
 	return work
 }
+
+// TestEngineInLittleRoom: with a cache that holds a few sequences, of any engine, random
+// histories come to their end: everybody who stays has all tokens, nobody waits for ever,
+// and nothing is in use afterwards. When the engine is looked at makes no difference.
+func TestEngineInLittleRoom(t *testing.T) {
+	preempted := 0
+	for seed := range uint64(300) {
+		for _, engine := range engines {
+			cfg := Config{Engine: engine, BlockSize: 4, NumGPUBlocks: 24, MaxNumSeqs: 4, MaxNumBatchedTokens: 16, ChunkedPrefillSize: 16,
+				MaxBatchPrefillTokens: 32, PrefillA: 1000, TimePerOutputToken: 10 * time.Millisecond, KVReadNS: 1000, NoAsyncScheduling: seed%2 == 0}
+			if engine == "vllm" || engine == "sglang" {
+				cfg.HostBlocks = int(seed%3) * 20
+			}
+			first, err := cfg.NewEngine()
+			if err != nil {
+				t.Fatal(err)
+			}
+			second, _ := cfg.NewEngine() // is looked at all the time
+			history := func(e *Engine, often bool) string {
+				r := rand.New(rand.NewPCG(seed, 1))
+				glances := rand.New(rand.NewPCG(seed, 2))
+				var all []*Sequence
+				now := time.Duration(0)
+				for range 40 {
+					for until := now + time.Duration(r.IntN(60_000_000)); now < until; {
+						if now = until; often {
+							now -= time.Duration(glances.Int64N(int64(until-now) + 1))
+							if glances.IntN(3) > 0 {
+								now = until
+							}
+							e.Load(now)
+						}
+					}
+					if len(all) > 0 && r.IntN(5) == 0 {
+						e.Depart(all[r.IntN(len(all))], now)
+						continue
+					}
+					s := &Sequence{Prompt: make([]uint32, 1+r.IntN(30)), Output: 1 + r.IntN(30), Stops: r.IntN(2) == 0}
+					for i := range s.Prompt {
+						s.Prompt[i] = r.Uint32N(2) * uint32(i%5/4)
+					}
+					s.Said = make([]uint32, s.Output)
+					if e.cache != nil && !e.Fits(len(s.Prompt)+s.Output) {
+						continue
+					}
+					all = append(all, s)
+					e.Arrive(s, now)
+				}
+				steps := 0
+				for next, ok := e.Next(); ok; next, ok = e.Next() {
+					if steps++; steps > 100_000 {
+						t.Fatalf("%s, seed %d: it goes on for ever at %v", engine, seed, next)
+					}
+					e.Advance(next)
+				}
+				text := fmt.Sprintf("%+v\n", e.Counts())
+				for i, s := range all {
+					if !s.Ended() || e.Made(s) > s.Output || s.End > 0 && e.Made(s) != s.Output {
+						t.Errorf("%s, seed %d: sequence %d is in state %v with %d of %d tokens", engine, seed, i, s.State(), e.Made(s), s.Output)
+					}
+					text += fmt.Sprintf("%d: %d cached, %v %v %v\n", i, s.Cached, s.Start, s.First, s.End)
+				}
+				if used, _ := e.Usage(); used != 0 || e.members != 0 || e.context != 0 || e.eligible != 0 || len(e.running)+len(e.waiting) != 0 {
+					t.Errorf("%s, seed %d: %d blocks are in use at the end, %d members", engine, seed, used, e.members)
+				}
+				if !e.Reset() {
+					t.Errorf("%s, seed %d: the cache cannot be emptied", engine, seed)
+				}
+				preempted += e.Counts().Preempted
+				return text
+			}
+			if a, b := history(first, false), history(second, true); a != b {
+				t.Fatalf("%s, seed %d: looked at seldom\n%soften\n%s", engine, seed, a, b)
+			}
+		}
+	}
+	if preempted < 100 {
+		t.Errorf("only %d were preempted", preempted)
+	}
+}
+
+// BenchmarkEngine is how long an engine takes for a token of an answer, with blocks of 16
+// and 64 that decode at a time.
+func BenchmarkEngine(b *testing.B) {
+	e, err := Config{Profile: "h100-llama-8b"}.NewEngine()
+	if err != nil {
+		b.Fatal(err)
+	}
+	r := rand.New(rand.NewPCG(1, 1))
+	now, tokens := time.Duration(0), 0
+	ask := func() {
+		s := &Sequence{Prompt: make([]uint32, 512), Said: make([]uint32, 300), Output: 100 + r.IntN(200)}
+		for i := range s.Prompt {
+			s.Prompt[i] = r.Uint32()
+		}
+		e.Arrive(s, now)
+	}
+	for range 64 {
+		ask()
+	}
+	b.ReportAllocs()
+	for tokens < b.N {
+		now, _ = e.Next()
+		e.Advance(now)
+		for _, s := range e.Changed(nil) {
+			if s.Ended() {
+				tokens += s.Output
+				ask()
+			}
+		}
+	}
+	b.ReportMetric(now.Seconds()/b.Elapsed().Seconds(), "times-real")
+}
