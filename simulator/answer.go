@@ -62,11 +62,11 @@ type choice struct {
 	// cached is how many tokens of its prompt were, shareable how many are in
 	// full blocks of a cache.
 	cached, shareable int
-	// planned: token from is ready at the time at, and those behind it in the
-	// sequence's pace, as last read. wrote is when the last one was written.
-	planned   bool
-	from      int
-	at, wrote time.Duration
+	// watch is how far the engine is; planned: it has begun, as last read. wrote is
+	// when the last token was written.
+	watch   *watch
+	planned bool
+	wrote   time.Duration
 	// began is when its prefill did, computed when its first token was ready, as
 	// last read.
 	began, computed time.Duration

@@ -72,7 +72,7 @@ func (s *llamaSlots) arrived(a *answer) {
 	}
 	for i := range a.choices {
 		s.ids++
-		a.choices[i].seq.slot = -1
+		a.choices[i].seq.lane = -1
 		s.tasks = append(s.tasks, &llamaTask{id: s.ids, seq: &a.choices[i].seq, d: d, slot: -1, pools: a.req.pooled != nil})
 	}
 }
@@ -88,7 +88,7 @@ func (s *llamaSlots) follow(now time.Duration) {
 			if t.slot = s.free(t.d.slot); t.slot < 0 {
 				continue
 			}
-			t.seq.slot = t.slot
+			t.seq.lane = t.slot
 			s.list[t.slot].task = t
 			s.add(llamaCounts{cached: t.seq.Cached})
 		}
@@ -228,7 +228,7 @@ func (s *llamaSlot) append(dst []byte, id, context int, now time.Duration) []byt
 		// nothing to tell of itself any more.
 		processed, cached, made, held := 0, 0, 0, len(s.held)
 		if !t.over {
-			made, cached = t.seq.made(now), t.seq.Cached
+			made, cached = int(t.seq.watch.made.Load()), t.seq.Cached
 			if t.seq.State() != Prefilling {
 				processed = t.seq.Uncached
 			}
