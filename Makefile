@@ -15,7 +15,7 @@ RUN_ARGS = $(or $(ARGS),--sim 3)
 TEST_ARGS = $(or $(ARGS),./...)
 
 .DEFAULT_GOAL = help
-.PHONY: help run build tokenizers test python-tokenizers test-library test-tokenizers test-vllm lint generate bench-datapath bench-gateway bench-prompt bench-index bench-policy replay soak clean
+.PHONY: help run build tokenizers test python-tokenizers test-library test-tokenizers test-vllm lint generate bench-datapath bench-gateway bench-prompt bench-index bench-policy replay report soak clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-16s%s\n", $$1, $$2}' Makefile
@@ -65,7 +65,7 @@ test: ## run every test that this machine can run; what is skipped is said at th
 	@# the replays of policy, of which those with one goroutine have less to do under it.
 	@[ -n "$(ARGS)" ] || go test -run Alloc ./...
 	@[ -n "$(ARGS)" ] || go test ./index
-	@[ -n "$(ARGS)" ] || go test -run Replay ./policy
+	@[ -n "$(ARGS)" ] || go test -run "Replay|Capacity" ./policy ./simulator/virtual
 	@[ -n "$(ARGS)" ] || if { command -v cargo && command -v g++; } >/dev/null; then $(MAKE) -s test-library; \
 	else echo "no Rust or C++ compiler: the tokenizers are not compared with the tokenizers library"; fi
 
@@ -164,6 +164,10 @@ replay: ## replay traces through every policy in virtual time, and with other we
 bench-policy: ## measure how long each policy takes to choose among 8 to 1,000 replicas
 	INFERRAIL_BENCH_POLICY=$(CURDIR)/bench/results/policy.json \
 		go test -count 1 -timeout 0 -run '^TestPolicyTiming$$' -v ./policy
+
+TRACES ?= $(INFERRAIL_TRACES)
+report: build ## evaluate every policy in virtual time and over HTTP, and write bench/REPORT.md; half an hour. make report TRACES=DIR ARGS=--virtual
+	bin/inferrail bench report $(if $(TRACES),--traces $(TRACES)) $(ARGS)
 
 SOAK ?= 20m
 soak: ## engines that fail in all ways under 300 requests/s for SOAK=20m, slow streams, 3,000 turns of conversations, routing by them, and 5,000 streams of one simulated engine; the packet tier needs root

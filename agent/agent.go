@@ -102,7 +102,7 @@ func Start(ctx context.Context, cfg Config, log *slog.Logger) (_ *Agent, err err
 	a.proxy.SetPrompts(a.fleet.prompts.pool, a.fleet.prompts)
 	a.proxy.SetIndex(a.fleet.index, a.fleet)
 	a.decisions = newDecisionLog(cfg.Decisions, log)
-	a.proxy.SetDecisions(a.decisions.records, a.decisions.sample())
+	a.proxy.SetDecisions(a.decisions.records, a.decisions.asks())
 	a.datapath.name = a.fleet.replicaID
 	a.admin = newAdmin(a)
 	a.reloads.last = time.Now()

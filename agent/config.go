@@ -327,7 +327,7 @@ func DefaultConfig() Config {
 		Retry:     RetryConfig{MaxAttempts: 3, Backoff: 25 * time.Millisecond},
 		Tokenizer: TokenizerConfig{Workers: 2, MaxWait: 50 * time.Millisecond, CacheBytes: 256 << 20},
 		Index:     IndexConfig{MaxBytes: 1 << 30, DefaultCapacity: 16384},
-		Decisions: DecisionsConfig{Sample: 0.01},
+		Decisions: DecisionsConfig{Sample: 0.01, MaxBytes: 256 << 20, Keep: 4},
 		Server: ServerConfig{
 			IdleTimeout:     2 * time.Minute,
 			HeadTimeout:     10 * time.Second,

@@ -3,10 +3,13 @@ package agent
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strconv"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -25,6 +28,14 @@ type DecisionsConfig struct {
 	// Sample is the part of all decisions, drawn at random, that is written: 1 is
 	// all.
 	Sample float64 `yaml:"sample"`
+	// Prompts, when it is "hashes", has what requests share written down instead of
+	// what each was chosen from. Then whole conversations are drawn.
+	Prompts string `yaml:"prompts"`
+	// MaxBytes is how large the file may become: then it is renamed, with .1 at its
+	// end, and a new one is begun. Keep is how many old ones there may be. 0 bytes is no
+	// limit.
+	MaxBytes Bytes `yaml:"max_bytes"`
+	Keep     int   `yaml:"keep"`
 }
 
 func (c *Config) validateDecisions(p *problems) {
@@ -35,7 +46,26 @@ func (c *Config) validateDecisions(p *problems) {
 	if !(d.Sample >= 0 && d.Sample <= 1) {
 		p.add("decisions.sample", "%v is outside 0 to 1; 1 writes all", d.Sample)
 	}
+	if d.Prompts != "" && d.Prompts != promptHashes {
+		p.add("decisions.prompts", "%q is unknown; it may be %s, and is left out for what requests were chosen from", d.Prompts, promptHashes)
+	}
+	if d.MaxBytes != 0 && d.MaxBytes < leastDecisions {
+		p.add("decisions.max_bytes", "%d is below %d; 0 is no limit", d.MaxBytes, leastDecisions)
+	}
+	if d.Keep < 0 || d.Keep > mostOldDecisions {
+		p.add("decisions.keep", "%d is outside 0 to %d", d.Keep, mostOldDecisions)
+	}
 }
+
+// promptHashes is what DecisionsConfig.Prompts may be.
+const promptHashes = "hashes"
+
+// leastDecisions is the least size at which a new file is begun, mostOldDecisions how
+// many old ones are renamed at most.
+const (
+	leastDecisions   = 64 << 10
+	mostOldDecisions = 1000
+)
 
 // decisionsQueue is how many decisions wait to be written. One of a fleet of 256
 // replicas takes some 200 KB.
@@ -68,6 +98,8 @@ type decisionLog struct {
 
 	// The goroutine's own.
 	buffer []byte
+	size   int64     // of the file that is open; below 0 of what is none
+	stuck  bool      // it cannot be renamed, and that was told
 	torn   bool      // the last line was not written whole
 	ailing bool      // the last try has failed, and that was told
 	retry  time.Time // when to try to open the file again
@@ -95,12 +127,13 @@ func (l *decisionLog) reopen() {
 	}
 }
 
-// sample is the part of the decisions that it wants.
-func (l *decisionLog) sample() float64 {
-	if cfg := l.wanted.Load(); cfg.File != "" {
-		return cfg.Sample
+// asks is which decisions it wants.
+func (l *decisionLog) asks() proxy.DecisionsWanted {
+	cfg := l.wanted.Load()
+	if cfg.File == "" {
+		return proxy.DecisionsWanted{}
 	}
-	return 0
+	return proxy.DecisionsWanted{Sample: cfg.Sample, Hashes: cfg.Prompts == promptHashes}
 }
 
 // close writes what is there, for a while, and ends the goroutine. A disk that
@@ -193,6 +226,10 @@ func (l *decisionLog) put(lines []byte) error {
 		l.anew() // nobody would ever read it
 		f = nil
 	}
+	if f != nil && l.full(len(lines)) {
+		l.rotate()
+		f = l.file.Load()
+	}
 	if f == nil {
 		cfg := l.wanted.Load()
 		if cfg.File == "" {
@@ -208,7 +245,7 @@ func (l *decisionLog) put(lines []byte) error {
 			return err
 		}
 		l.file.Store(f)
-		l.torn = false
+		l.torn, l.size = false, sizeOf(f)
 		if l.closing.Err() != nil {
 			_ = f.SetWriteDeadline(time.Now().Add(decisionPatience))
 		}
@@ -217,8 +254,58 @@ func (l *decisionLog) put(lines []byte) error {
 		lines = append([]byte("\n"), lines...)
 	}
 	n, err := f.Write(lines)
+	if l.size >= 0 {
+		l.size += int64(n)
+	}
 	l.torn = err != nil && (n > 0 || l.torn)
 	return err
+}
+
+// full reports that the file has no room for so many bytes more, and something to be
+// kept.
+func (l *decisionLog) full(more int) bool {
+	cfg := l.wanted.Load()
+	return cfg != nil && cfg.MaxBytes > 0 && l.size > 0 && l.size+int64(more) > int64(cfg.MaxBytes)
+}
+
+// rotate renames the file and those that were renamed before, so that the next lines
+// begin a new one. When that cannot be done, the lines go where they went: too large a
+// file is better than none.
+func (l *decisionLog) rotate() {
+	cfg := l.wanted.Load()
+	old := func(n int) string { return cfg.File + "." + strconv.Itoa(n) }
+	var err error
+	if cfg.Keep == 0 {
+		err = os.Remove(cfg.File)
+	}
+	for n := cfg.Keep; n > 0 && err == nil; n-- {
+		from := cfg.File
+		if n > 1 {
+			from = old(n - 1)
+		}
+		if err = os.Rename(from, old(n)); n > 1 && errors.Is(err, fs.ErrNotExist) {
+			err = nil
+		}
+	}
+	if err == nil {
+		l.stuck = false
+		l.anew()
+		return
+	}
+	l.size = 0 // it is tried again when as much has been written once more
+	if !l.stuck {
+		l.stuck = true
+		l.log.Warn("the decision log is too large, and no new file can be begun", "file", cfg.File, "why", err)
+	}
+}
+
+// sizeOf is how large a file is, -1 of what is no regular file.
+func sizeOf(f *os.File) int64 {
+	info, err := f.Stat()
+	if err != nil || !info.Mode().IsRegular() {
+		return -1
+	}
+	return info.Size()
 }
 
 // deleted reports that no name leads to a file any more.

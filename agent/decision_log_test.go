@@ -181,7 +181,7 @@ func TestDecisionLogHangs(t *testing.T) {
 	// A pipe is none that a configuration may name; a file on a disk that hangs is no
 	// better.
 	a.decisions.configure(DecisionsConfig{File: pipe, Sample: 1})
-	a.proxy.SetDecisions(a.decisions.records, 1)
+	a.proxy.SetDecisions(a.decisions.records, proxy.DecisionsWanted{Sample: 1})
 	client := &http.Client{Timeout: 20 * time.Second}
 	defer client.CloseIdleConnections()
 	dropped := func() bool {
@@ -319,5 +319,88 @@ func TestDecisionLogOfAnotherFile(t *testing.T) {
 	}
 	if len(loggedDecisions(t, second)) != 1 {
 		t.Error("what is written after a file was deleted is lost")
+	}
+}
+
+// A file that becomes too large is renamed, and those before it: what was written last
+// is all there, in files that are not too large and not too many.
+func TestDecisionLogIsBounded(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "log")
+	l := newDecisionLog(DecisionsConfig{File: file, Sample: 1, MaxBytes: leastDecisions, Keep: 3}, testLog(t))
+	turn := uint64(0)
+	write := func(n int) {
+		t.Helper()
+		before := l.written.Load()
+		for range n {
+			turn++
+			l.records <- &proxy.Decision{Turn: turn, Path: strings.Repeat("x", 2000)}
+		}
+		eventually(t, func() bool { return l.written.Load() == before+uint64(n) }, func() string { return "nothing is written" })
+	}
+	whole := func(names ...string) {
+		t.Helper()
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, e := range entries {
+			if info, err := e.Info(); err != nil || info.Size() > decisionBatch+4096 || info.Size() == 0 {
+				t.Errorf("%s: %v, %d bytes", e.Name(), err, info.Size())
+			}
+			got = append(got, e.Name())
+		}
+		if !slices.Equal(got, names) {
+			t.Fatalf("the files are %v, want %v", got, names)
+		}
+		next := turn
+		for _, name := range names { // the newest first
+			list := loggedDecisions(t, filepath.Join(dir, name))
+			slices.Reverse(list)
+			for _, d := range list {
+				if d.Turn != next {
+					t.Fatalf("%s has decision %d, want %d", name, d.Turn, next)
+				}
+				next--
+			}
+		}
+	}
+	write(5)
+	whole("log")
+	write(550)
+	whole("log", "log.1", "log.2", "log.3")
+	l.close()
+
+	// What is there from before counts, and without old ones there is one file.
+	for _, old := range []string{"log.1", "log.2", "log.3"} {
+		if err := os.Remove(filepath.Join(dir, old)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l = newDecisionLog(DecisionsConfig{File: file, Sample: 1, MaxBytes: leastDecisions}, testLog(t))
+	write(200)
+	whole("log")
+	l.close()
+}
+
+// When no file can be renamed the lines go where they went, and that is told once.
+func TestDecisionLogIsStuck(t *testing.T) {
+	dir := t.TempDir()
+	file, said := filepath.Join(dir, "log"), &lines{}
+	if err := os.MkdirAll(filepath.Join(file+".1", "x"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	l := newDecisionLog(DecisionsConfig{File: file, Sample: 1, MaxBytes: leastDecisions, Keep: 1}, said.logger())
+	defer l.close()
+	for i := range 200 {
+		l.records <- &proxy.Decision{Turn: uint64(i), Path: strings.Repeat("x", 2000)}
+	}
+	eventually(t, func() bool { return l.written.Load() == 200 }, func() string { return "nothing is written" })
+	if n := len(loggedDecisions(t, file)); n != 200 {
+		t.Errorf("%d lines, want 200", n)
+	}
+	if n := strings.Count(said.String(), "no new file can be begun"); n != 1 {
+		t.Errorf("told %d times:\n%s", n, said)
 	}
 }

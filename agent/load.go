@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/inferrail/inferrail/policy"
-	"github.com/inferrail/inferrail/proxy"
 )
 
 const (
@@ -35,9 +34,6 @@ const (
 	// A page that is the second choice is used for loadChoice before the first one
 	// is tried again.
 	loadChoice = time.Minute
-	// ownLag is how long an engine may count a request after the agent has given
-	// it up.
-	ownLag = 250 * time.Millisecond
 	// mostRequests is more than any engine has at one time.
 	mostRequests = 1 << 20
 	// mostVRAM is more than all of a node's GPUs have.
@@ -47,8 +43,6 @@ const (
 	mostLoads = 1 << 20
 	// mostShare is what shares that are rounded come to.
 	mostShare = 1.01
-	// hitsFor is how long a token that was looked for counts in the hit rate.
-	hitsFor = 10 * time.Second
 )
 
 // loadOutcome is what has become of a look at an engine's load.
@@ -352,33 +346,12 @@ func (r *reading) gaugesOf(rank, ranks int) (g gauges, c counts, why string) {
 	return g, c, why
 }
 
-// hitRate is which part of the tokens an engine has looked for lately was in its
-// cache. The zero value has seen nothing.
-type hitRate struct {
-	at                    time.Time
-	lastHits, lastQueries float64
-	hits, queries         float64 // lately
-	rate                  float64
-}
-
-// next takes the counts of now.
-func (h *hitRate) next(c *counts, now time.Time) float64 {
-	hits, queries := c.value[vllmHits-firstCounter], c.value[vllmQueries-firstCounter]
+// nextRate takes the counts of now, and returns the hit rate; without counts it stays.
+func nextRate(h *policy.HitRate, c *counts, now time.Time) float64 {
 	if !c.known[vllmHits-firstCounter] || !c.known[vllmQueries-firstCounter] {
-		return h.rate
+		return h.Rate()
 	}
-	if !h.at.IsZero() && hits >= h.lastHits && queries >= h.lastQueries {
-		keep := math.Exp(-max(now.Sub(h.at).Seconds(), 0) / hitsFor.Seconds())
-		h.hits = h.hits*keep + hits - h.lastHits
-		h.queries = h.queries*keep + queries - h.lastQueries
-		if h.queries > 1e-3 {
-			h.rate = min(h.hits/h.queries, 1)
-		}
-	} else if !h.at.IsZero() {
-		*h = hitRate{} // another process
-	}
-	h.at, h.lastHits, h.lastQueries = now, hits, queries
-	return h.rate
+	return h.Next(c.value[vllmHits-firstCounter], c.value[vllmQueries-firstCounter], now)
 }
 
 // loadWatch is what is known of how a server tells its load. The zero value is
@@ -403,36 +376,19 @@ type loadWatch struct {
 	told     loadOutcome // what the log says
 }
 
-// ownLoad is what the agent has at a replica.
-type ownLoad struct {
-	at                        time.Time
-	requests, waiting, tokens int
-}
-
-func ownLoadOf(r *proxy.Replica, now time.Time) ownLoad {
-	speed := r.Calibration().Speed()
-	w, _ := r.Backlog().Ahead(&speed, now)
-	return ownLoad{now, r.InFlight(), int(math.Round(w.Prompts)), int(math.Round(w.Tokens))}
-}
-
-// most is the larger of each.
-func (o ownLoad) most(p ownLoad) ownLoad {
-	return ownLoad{o.at, max(o.requests, p.requests), max(o.waiting, p.waiting), max(o.tokens, p.tokens)}
-}
-
 // watched is a member whose load is being asked for.
 type watched struct {
 	*member
 	rank int
 	vram float64 // MB
-	own  ownLoad
+	own  policy.Own
 	why  string // it is not known now
 }
 
 // watchedLocked are the members of a server.
 func (f *fleet) watchedLocked(s *server, now time.Time) (list []watched) {
 	for _, m := range f.membersOfLocked(s) {
-		list = append(list, watched{member: m, rank: m.rank, vram: float64(m.cfg.VRAM) / (1 << 20), own: ownLoadOf(m.replica, now)})
+		list = append(list, watched{member: m, rank: m.rank, vram: float64(m.cfg.VRAM) / (1 << 20), own: m.replica.Own(now)})
 	}
 	return list
 }
@@ -507,11 +463,8 @@ func publishLoad(list []watched, r *reading, asked, told time.Time, page string,
 	}
 	for i := range list {
 		w := &list[i]
-		now := ownLoadOf(w.replica, told)
-		own := w.own.most(now)
-		if before := &w.member.own; asked.Sub(before.at) < ownLag {
-			own = own.most(*before)
-		}
+		now := w.replica.Own(told)
+		own := policy.While(w.own, now, w.member.own)
 		w.member.own = now
 		g, c, problem := r.gaugesOf(w.rank, ranks)
 		if problem != "" {
@@ -524,7 +477,7 @@ func publishLoad(list []watched, r *reading, asked, told time.Time, page string,
 			Uncounted: r.uncounted,
 			Running:   int(g.running.value), Waiting: int(g.waiting.value), WaitingTokens: -1,
 			KV:  min(g.usage.value, 1),
-			Own: own.requests, OwnWaiting: own.waiting, OwnTokens: own.tokens,
+			Own: own.Requests, OwnWaiting: own.Waiting, OwnTokens: own.Tokens,
 		}
 		if g.waitingTokens.told {
 			l.WaitingTokens = int(g.waitingTokens.value)
@@ -532,7 +485,7 @@ func publishLoad(list []watched, r *reading, asked, told time.Time, page string,
 		if g.hitRate.told {
 			l.HitRate = min(g.hitRate.value, 1)
 		} else {
-			l.HitRate = w.member.hits.next(&c, told)
+			l.HitRate = nextRate(&w.member.hits, &c, told)
 		}
 		if r.uncounted && w.vram > 0 {
 			l.VRAMTotal = w.vram

@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/inferrail/inferrail/policy"
 	"github.com/inferrail/inferrail/simulator"
 )
 
@@ -433,14 +434,14 @@ func TestOthersTrafficIsForeign(t *testing.T) {
 
 func TestHitRate(t *testing.T) {
 	now := time.Unix(1000, 0)
-	var h hitRate
+	var h policy.HitRate
 	f := func(after time.Duration, hits, queries, want float64) {
 		t.Helper()
 		now = now.Add(after)
 		var c counts
 		c.add(vllmHits, hits)
 		c.add(vllmQueries, queries)
-		if got := h.next(&c, now); got < want-0.005 || got > want+0.005 {
+		if got := nextRate(&h, &c, now); got < want-0.005 || got > want+0.005 {
 			t.Errorf("after %v: %v of %v is a rate of %v, want %v", after, hits, queries, got, want)
 		}
 	}
@@ -453,7 +454,7 @@ func TestHitRate(t *testing.T) {
 	f(time.Second, 5, 10, 0)      // another process
 	f(time.Second, 5, 20, 0)
 	var none counts
-	if got := h.next(&none, now); got != 0 {
+	if got := nextRate(&h, &none, now); got != 0 {
 		t.Errorf("without counts the rate is %v", got)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/inferrail/inferrail/policy"
 	"github.com/inferrail/inferrail/proxy"
 )
 
@@ -92,9 +93,8 @@ type member struct {
 	// its engine was seen to have restarted.
 	wentDown time.Time
 	restarts int
-	// When samples was last seen to change, which is how many observations of its
-	// speed there are, the others had others.
-	samples, others int
+	// peer is what it is to the others, as far as speeds are concerned.
+	peer policy.Peer
 	// told is how many seconds a usual prompt took there when that was last told in
 	// the log, 0 for never, and changes how often the replica had changed then.
 	told    float64
@@ -106,8 +106,8 @@ type member struct {
 
 	// What follows is guarded by server.busy: what the agent had there at the last
 	// report, and its engine's hit rate.
-	own  ownLoad
-	hits hitRate
+	own  policy.Own
+	hits policy.HitRate
 }
 
 // errSilent: the engine did not answer a check in time. It may be dead, or it

@@ -177,7 +177,7 @@ func (a *Agent) Reload(cfg Config) error {
 	a.proxy.SetClasses(classesOf(&cfg))
 	if cfg.Decisions != old.Decisions {
 		a.decisions.configure(cfg.Decisions)
-		a.proxy.SetDecisions(a.decisions.records, a.decisions.sample())
+		a.proxy.SetDecisions(a.decisions.records, a.decisions.asks())
 	}
 	a.reloads.applied++
 	a.reloads.problems, a.reloads.last = 0, time.Now()

@@ -61,7 +61,7 @@ func TestSlowReplicaIsTriedAgain(t *testing.T) {
 	teach("a", 100, 1000e-6)
 	teach("b", 100, 100e-6)
 	s.fleet.shareSpeeds()
-	teach("b", unobserved-1, 100e-6)
+	teach("b", policy.Unobserved-1, 100e-6)
 	s.fleet.shareSpeeds()
 	expect("too early", 1000e-6)
 	teach("b", 1, 100e-6)

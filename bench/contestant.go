@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -38,6 +39,25 @@ type setup struct {
 	clients  int      // connections that clients may open
 	streamed bool     // answers are streams, not to be held back
 	dir      string   // for its configuration
+	// host and port are where to listen; without them every address and proxyPort.
+	host, port string
+	// balance is how to choose among the engines, in the contestant's own words; its
+	// usual way when empty.
+	balance string
+}
+
+// listen is where to listen, with a port of the host's own if it has none.
+func (s *setup) listen() (host, port string) {
+	if s.port == "" {
+		return s.host, proxyPort
+	}
+	return s.host, s.port
+}
+
+// address is what nginx and haproxy are told to listen at.
+func (s *setup) address() string {
+	host, port := s.listen()
+	return net.JoinHostPort(cmp.Or(host, "*"), port)
 }
 
 // contestants in the order of the table. direct is first: it is what the
@@ -126,9 +146,12 @@ func nginxCommand(s setup) ([]string, error) {
 	for _, addr := range s.engines {
 		fmt.Fprintf(&servers, "        server %s;\n", addr)
 	}
-	buffering := "on"
+	buffering, balance := "on", ""
 	if s.streamed {
 		buffering = "off"
+	}
+	if s.balance != "" {
+		balance = "        " + s.balance + ";\n"
 	}
 	config := fmt.Sprintf(`user root;
 daemon off;
@@ -146,8 +169,11 @@ http {
     fastcgi_temp_path %[3]s/fastcgi;
     uwsgi_temp_path %[3]s/uwsgi;
     scgi_temp_path %[3]s/scgi;
+    client_max_body_size 64m;
+    client_body_buffer_size 1m;
     upstream engine {
-%[5]s        keepalive %[4]d;
+        zone engine 256k;
+%[8]s%[5]s        keepalive %[4]d;
         keepalive_requests 1000000;
     }
     server {
@@ -161,7 +187,7 @@ http {
         }
     }
 }
-`, proxyThreads(), proxyFiles(s.clients), s.dir, proxyFiles(s.clients), servers.String(), proxyPort, buffering)
+`, proxyThreads(), proxyFiles(s.clients), s.dir, proxyFiles(s.clients), servers.String(), s.address(), buffering, balance)
 	file := filepath.Join(s.dir, "nginx.conf")
 	return []string{path, "-p", s.dir, "-e", "stderr", "-c", file}, os.WriteFile(file, []byte(config), 0o600)
 }
@@ -182,11 +208,12 @@ defaults
     timeout client 10m
     timeout server 10m
 frontend clients
-    bind :%s backlog 4096
+    bind %s backlog 4096
     maxconn %[2]d
     default_backend engine
 backend engine
-`, proxyThreads(), s.clients+64, proxyPort)
+    balance %[4]s
+`, proxyThreads(), s.clients+64, s.address(), cmp.Or(s.balance, "roundrobin"))
 	for i, addr := range s.engines {
 		config += fmt.Sprintf("    server e%d %s\n", i, addr)
 	}

@@ -27,6 +27,10 @@ func TestMain(m *testing.M) {
 		err = Worker(os.Args[3:])
 	case len(os.Args) > 2 && os.Args[1] == "test-agent":
 		err = testAgent(os.Args[2], os.Args[3:])
+	case len(os.Args) > 1 && os.Args[1] == "test-streams":
+		err = testStreams()
+	case len(os.Args) > 1 && os.Args[1] == "test-compare":
+		err = testCompare(os.Args[2:])
 	default:
 		os.Exit(m.Run())
 	}

@@ -143,8 +143,11 @@ func (h *host) close() {
 	h.ns.Close()
 }
 
-// do runs f on the host's thread.
+// do runs f on the host's thread. A host that is nil is the machine itself.
 func (h *host) do(f func() error) error {
+	if h == nil {
+		return f()
+	}
 	result := make(chan error, 1)
 	h.work <- func() { result <- f() }
 	return <-result

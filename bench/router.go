@@ -2,6 +2,7 @@ package bench
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,8 +23,8 @@ type router struct {
 	args    []string // beside address, policy and workers
 }
 
-// routers are compared in round-robin mode: their other policies read more of
-// a request than the other contestants do.
+// routers are compared in round-robin mode where it is about what passing a request
+// on costs: their other policies read more of it than the other contestants do.
 var routers = []router{
 	{name: "sglang-router", version: "0.3.2", module: "sglang_router.launch_router",
 		args: []string{"--log-level", "warn", "--shutdown-grace-period-secs", "1"}},
@@ -43,12 +44,14 @@ func (r *router) command(s setup) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	host, _, err := net.SplitHostPort(proxyAddr)
-	if err != nil {
-		return nil, err
+	host, port := s.listen()
+	if host == "" {
+		if host, _, err = net.SplitHostPort(proxyAddr); err != nil {
+			return nil, err
+		}
 	}
-	command := []string{filepath.Join(dir, "bin", "python"), "-m", r.module, "--host", host, "--port", proxyPort,
-		"--policy", "round_robin", "--worker-startup-check-interval", "1", "--worker-urls"}
+	command := []string{filepath.Join(dir, "bin", "python"), "-m", r.module, "--host", host, "--port", port,
+		"--policy", cmp.Or(s.balance, "round_robin"), "--worker-startup-check-interval", "1", "--worker-urls"}
 	for _, addr := range s.engines {
 		command = append(command, "http://"+addr)
 	}

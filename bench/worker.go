@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"net/netip"
+	"os"
 	"os/signal"
 	"runtime"
 	"runtime/debug"
@@ -20,12 +21,17 @@ import (
 //	inferrail bench worker engine -listen HOST:PORT,... -rate N
 //	inferrail bench worker client -target HOST:PORT -streams N -chunks N
 //	inferrail bench worker caller -target HOST:PORT -rate N -connections N -seed N
+//	inferrail bench worker simulators CONFIG
 //
 // args are those after "worker". It returns when a client or caller has
-// reported, or on an error; an engine runs until it is killed.
+// reported, when the standard input of simulators ends, or on an error; an
+// engine runs until it is killed.
 func Worker(args []string) error {
 	if len(args) == 0 {
-		return fmt.Errorf("bench worker: engine, client or caller expected")
+		return fmt.Errorf("bench worker: engine, client, caller or simulators expected")
+	}
+	if args[0] == "simulators" {
+		return runSimulators(args[1:], os.Stdin, os.Stdout)
 	}
 	// See poller: this goroutine's system calls do not yield to the runtime.
 	runtime.LockOSThread()
@@ -60,7 +66,7 @@ func Worker(args []string) error {
 		}
 		return runCaller(*target, *rate, *connections, *seed)
 	}
-	return fmt.Errorf("bench worker %q: engine, client or caller expected", args[0])
+	return fmt.Errorf("bench worker %q: engine, client, caller or simulators expected", args[0])
 }
 
 // readCommand reads one line from a worker's standard input.

@@ -483,7 +483,7 @@ func (k *Calibration) Estimate() Estimate {
 func MedianSpeed(speeds []Speed) Speed {
 	var of [3][]float64
 	for _, s := range speeds {
-		if least, most := min(s.A, s.B, s.D), max(s.A, s.B, s.D); least >= 0 && !math.IsInf(most, 1) && most > 0 {
+		if s.sound() {
 			of[0], of[1], of[2] = append(of[0], s.A), append(of[1], s.B), append(of[2], s.D)
 		}
 	}
@@ -496,6 +496,12 @@ func MedianSpeed(speeds []Speed) Speed {
 	}
 	median := func(cs []float64) float64 { return cs[(n-1)/2]/2 + cs[n/2]/2 }
 	return Speed{A: median(of[0]), B: median(of[1]), D: median(of[2])}
+}
+
+// sound reports that it is a speed: of numbers, none below 0, that are not all 0.
+func (s *Speed) sound() bool {
+	least, most := min(s.A, s.B, s.D), max(s.A, s.B, s.D)
+	return least >= 0 && !math.IsInf(most, 1) && most > 0
 }
 
 // Slowness is how many times longer whole answers take a replica than they take
@@ -511,17 +517,29 @@ func MedianSpeed(speeds []Speed) Speed {
 // of 3 these have 1.13 times, for chance alone makes some look slow; with 4 those of
 // several speeds have 1.13 times as much as with 3.
 func Slowness(s FilterState, others []FilterState) float64 {
-	const few, clear = 20, 3
+	if s.Samples < fewAnswers {
+		return 1
+	}
 	all := []float64{s.Mean}
 	for _, o := range others {
-		if o.Samples >= few {
+		if o.Samples >= fewAnswers {
 			all = append(all, o.Mean)
 		}
 	}
-	if s.Samples < few || len(all) < 2 {
+	slices.Sort(all)
+	return s.slowness(all)
+}
+
+// fewAnswers is from how many on they tell something.
+const fewAnswers = 20
+
+// slowness is Slowness, where all are the means of those of which enough is known, s
+// among them, in order.
+func (s *FilterState) slowness(all []float64) float64 {
+	const clear = 3
+	if s.Samples < fewAnswers || len(all) < 2 {
 		return 1
 	}
-	slices.Sort(all)
 	if by := s.Mean / all[len(all)/2]; by >= clear || by > 0 && by <= 1.0/clear {
 		return by
 	}

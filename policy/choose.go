@@ -54,6 +54,10 @@ func Choose(p Policy, r *Request, candidates []Candidate, costs []float64) Choic
 		slack = 0
 	}
 	slack = min(slack, math.MaxFloat64)
+	if indifferent(candidates, costs) {
+		i, _ := bits.Mul64(mix(r.Rand), uint64(len(costs)))
+		return Choice{Index: int(i), Cost: costs[i], Reason: ReasonTie}
+	}
 	var f finalists
 	f.lowest(costs, slack)
 	if f.least == math.Inf(1) {
@@ -77,6 +81,23 @@ func Choose(p Policy, r *Request, candidates []Candidate, costs []float64) Choic
 	return Choice{Index: i, Cost: costs[i], Reason: ReasonLeast}
 }
 
+// indifferent reports that there are several and no difference between them, as in a fleet
+// that idles.
+func indifferent(candidates []Candidate, costs []float64) bool {
+	costs = costs[:len(candidates)]
+	cost, both, share := costs[0], candidates[0].both(), candidates[0].Share
+	for i := range candidates {
+		c := &candidates[i]
+		if costs[i] != cost || c.both() != both || c.Share != share {
+			return false
+		}
+	}
+	return len(candidates) > 1 && cost < math.Inf(1)
+}
+
+// both is Cached and InFlight, which lie together, so that one load reads them.
+func (c *Candidate) both() uint64 { return uint64(uint32(c.Cached)) | uint64(uint32(c.InFlight))<<32 }
+
 // finalists is the work of one Choose, on its stack. The zero value is ready for lowest.
 type finalists struct {
 	least, bar float64
@@ -93,21 +114,40 @@ type finalists struct {
 // lowest finds the least cost, and what lies within slack above it. +Inf does not,
 // whatever the slack.
 func (f *finalists) lowest(costs []float64, slack float64) {
-	f.least, f.bar = math.Inf(1), math.MaxFloat64
+	f.least = low(costs[:min(len(costs), 32)])
+	f.bar = min(f.least+slack, math.MaxFloat64)
+	// Four at a time, of which mostly none is near.
 	i := 0
-	// Two at a time, of which mostly none is near.
-	for ; i+1 < len(costs) && !f.many; i += 2 {
-		if costs[i] <= f.bar || costs[i+1] <= f.bar {
-			f.add(costs, i, slack)
-			f.add(costs, i+1, slack)
+	for ; i+3 < len(costs); i += 4 {
+		if bar := f.bar; costs[i] <= bar || costs[i+1] <= bar || costs[i+2] <= bar || costs[i+3] <= bar {
+			for k := range 4 {
+				f.add(costs, i+k, slack)
+			}
+			if f.many {
+				f.least = min(f.least, lowest(costs[i:]))
+				f.bar = min(f.least+slack, math.MaxFloat64)
+				return
+			}
 		}
 	}
-	if f.many {
-		f.least = min(f.least, lowest(costs))
-		f.bar = min(f.least+slack, math.MaxFloat64)
-	} else if i < len(costs) {
+	for ; i < len(costs); i++ {
 		f.add(costs, i, slack)
 	}
+}
+
+// low is one of the costs, or +Inf: the least one if none is below zero or NaN.
+func low(costs []float64) float64 {
+	// Numbers that are not below zero are in the order of their bits.
+	least, other := infinite, infinite
+	for ; len(costs) > 1; costs = costs[2:] {
+		least = min(least, int64(math.Float64bits(costs[0])))
+		other = min(other, int64(math.Float64bits(costs[1])))
+	}
+	least = min(least, other)
+	if x := math.Float64frombits(uint64(least)); x < math.Inf(1) {
+		return x
+	}
+	return math.Inf(1)
 }
 
 // add looks at the i-th.
@@ -196,29 +236,13 @@ func (f *finalists) cached(c *Candidate) int {
 
 // lowest is the least cost, +Inf when there is none.
 func lowest(costs []float64) float64 {
-	// Four at a time: each of them waits only for every fourth before.
-	a, b, c, d := math.Inf(1), math.Inf(1), math.Inf(1), math.Inf(1)
-	for ; len(costs) >= 4; costs = costs[4:] {
-		if costs[0] < a {
-			a = costs[0]
-		}
-		if costs[1] < b {
-			b = costs[1]
-		}
-		if costs[2] < c {
-			c = costs[2]
-		}
-		if costs[3] < d {
-			d = costs[3]
-		}
-	}
-	a = min(a, b, c, d)
+	least := math.Inf(1)
 	for _, cost := range costs {
-		if cost < a {
-			a = cost
+		if cost < least {
+			least = cost
 		}
 	}
-	return a
+	return least
 }
 
 // mix is the finaliser of splitmix64 (Steele, Lea, Flood 2014).

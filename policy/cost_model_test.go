@@ -64,7 +64,7 @@ func (s *stall) candidate(t *testing.T, now float64, prompt string) Candidate {
 			}
 			cached += tokens[i]
 		}
-		c.Cached = max(c.Cached, cached)
+		c.Cached = max(c.Cached, Count(cached))
 	}
 	switch s.tier {
 	case "gpu", "":
@@ -104,7 +104,7 @@ func (y *yard) send(t *testing.T, prompt string, tokens, output int) (*stall, Ch
 	s, c := y.replicas[choice.Index], &cs[choice.Index]
 	ttft := TTFT(r, c)
 	begin := max(s.free, y.now)
-	s.free = begin + c.Speed.Time(Prefill(tokens-c.Cached, c.Cached))
+	s.free = begin + c.Speed.Time(Prefill(tokens-int(c.Cached), int(c.Cached)))
 	s.visits = append(s.visits, [2]float64{s.free, s.free + float64(output)*yardToken})
 	names, _ := segments(t, prompt)
 	s.held = append(s.held, strings.Join(names, "/")+"/")
@@ -303,21 +303,21 @@ func (y *yard) set(t *testing.T, line string) {
 		case "slower":
 			c.Speed = Speed{DefaultSpeed.A * x, DefaultSpeed.B * x, DefaultSpeed.D * x}
 		case "kv":
-			c.KV = x
+			c.KV = float32(x)
 		case "queued":
-			c.Queued = int(x)
+			c.Queued = Count(int(x))
 		case "share":
-			c.Share = x
+			c.Share = float32(x)
 		case "wait":
 			c.Wait = x
 		case "inflight":
-			c.InFlight = int(x)
+			c.InFlight = Count(int(x))
 		case "decoding":
-			c.Decoding = int(x)
+			c.Decoding = Count(int(x))
 		case "exact":
 			c.Exact = x != 0
 		case "cached":
-			c.Cached = int(x)
+			c.Cached = Count(int(x))
 		default:
 			t.Fatalf("unknown key %q", key)
 		}

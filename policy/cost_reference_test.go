@@ -56,11 +56,15 @@ func referenceCost(m *CostModel, r *Request, cs []Candidate, i int) (cost float6
 	if wait.Sign() > 0 {
 		times = add(times, mul(n(m.OwnWorkBusy), quo(wait, add(wait, quo(whole, n(10))))))
 	}
+	if len(cs) > mostCounted {
+		times = n(m.ownWork(r, cs)) // it goes by some of them then
+	}
 	times = add(times, mul(n(m.Interference), n(float64(c.Decoding))))
+	times = add(times, mul(n(m.Crowd), n(float64(c.InFlight-c.Decoding))))
 
 	load := n(0)
-	gpu := min(c.CachedGPU, held)
-	cpu := max(min(c.CachedCPU, held), gpu)
+	gpu := min(int(c.CachedGPU), held)
+	cpu := max(min(int(c.CachedCPU), held), gpu)
 	for _, tier := range []struct {
 		from, to int
 		each     float64
@@ -71,7 +75,7 @@ func referenceCost(m *CostModel, r *Request, cs []Candidate, i int) (cost float6
 
 	total := add(add(n(math.Max(c.Wait, 0)), mul(times, prefill)), load)
 	if c.Share > 0 && c.Share < 1 {
-		total = quo(total, n(c.Share))
+		total = quo(total, n(float64(c.Share)))
 	}
 	if len(cs) > 1 {
 		others := n(0)
@@ -85,7 +89,7 @@ func referenceCost(m *CostModel, r *Request, cs []Candidate, i int) (cost float6
 			total = add(total, mul(n(m.Overload), over))
 		}
 	}
-	if c.KV > m.KVLimit && c.Queued > 0 {
+	if c.KV > float32(m.KVLimit) && c.Queued > 0 {
 		total = add(total, n(m.KVPressure))
 	}
 	cost, _ = total.Float64()
@@ -95,8 +99,11 @@ func referenceCost(m *CostModel, r *Request, cs []Candidate, i int) (cost float6
 // soundCandidates have numbers that can be. Now and then many of them are alike, or
 // have tiers, or are pressed.
 func soundCandidates(rng *rand.Rand, tokens int) []Candidate {
-	cs := make([]Candidate, 1+rng.IntN(1+rng.IntN(30)))
-	tiers, pressed, mixed, many, idle := rng.IntN(2) == 0, rng.IntN(3), rng.IntN(2) == 0, 1+rng.IntN(100), rng.IntN(2) == 0
+	cs := make([]Candidate, 1+rng.IntN(1+rng.IntN(mostCounted)))
+	if rng.IntN(100) == 0 {
+		cs = make([]Candidate, 1+rng.IntN(500)) // of several blocks
+	}
+	tiers, pressed, mixed, many, idle := rng.IntN(2) == 0, rng.IntN(3), rng.IntN(2) == 0, 1+rng.Int32N(100), rng.IntN(2) == 0
 	for i := range cs {
 		c := &cs[i]
 		c.Slot, c.Key, c.Exact = i, rng.Uint64(), rng.IntN(2) == 0
@@ -106,22 +113,22 @@ func soundCandidates(rng *rand.Rand, tokens int) []Candidate {
 			c.Speed = Speed{f * 30e-6, f * 1e-9 * rng.Float64(), f * 5e-3 * rng.Float64()}
 		}
 		if rng.IntN(2) == 0 {
-			c.Cached = rng.IntN(2*tokens + 1)
+			c.Cached = rng.Int32N(2*int32(tokens) + 1)
 			c.CachedGPU, c.CachedCPU = c.Cached, c.Cached
 			if tiers {
-				c.CachedCPU = rng.IntN(c.Cached + 1)
-				c.CachedGPU = rng.IntN(c.CachedCPU + 1)
+				c.CachedCPU = rng.Int32N(c.Cached + 1)
+				c.CachedGPU = rng.Int32N(c.CachedCPU + 1)
 			}
 		}
 		if !idle || rng.IntN(4) == 0 {
 			c.Wait = rng.ExpFloat64()
 		}
-		c.InFlight = rng.IntN(many)
-		c.Decoding = rng.IntN(c.InFlight + 1)
-		c.Share = []float64{0, 1, 1, 1, 1, rng.Float64()}[rng.IntN(6)]
-		c.KV = rng.Float64()
+		c.InFlight = rng.Int32N(many)
+		c.Decoding = rng.Int32N(c.InFlight + 1)
+		c.Share = []float32{0, 1, 1, 1, 1, rng.Float32()}[rng.IntN(6)]
+		c.KV = rng.Float32()
 		if pressed > 0 && rng.IntN(3) < pressed {
-			c.KV, c.Queued = 0.96, rng.IntN(3)
+			c.KV, c.Queued = 0.96, rng.Int32N(3)
 		}
 	}
 	return cs
@@ -135,7 +142,7 @@ func soundRequest(rng *rand.Rand) *Request {
 func costModels(rng *rand.Rand) *CostModel {
 	m := NewCostModel()
 	if rng.IntN(3) == 0 {
-		*m = CostModel{1 + rng.Float64(), 5 * rng.Float64(), 1e-4 * rng.Float64(), 1e-4 * rng.Float64(), 0.1 * rng.Float64(),
+		*m = CostModel{1 + rng.Float64(), 5 * rng.Float64(), 1e-4 * rng.Float64(), 1e-4 * rng.Float64(), 0.1 * rng.Float64(), rng.Float64(),
 			rng.Float64(), 1 + rng.Float64(), 0.1 * rng.Float64(), rng.Float64(), rng.Float64(), 0.01 * rng.Float64(), 0.1 * rng.Float64()}
 	}
 	return m
@@ -210,7 +217,7 @@ func TestCostModelTerms(t *testing.T) {
 	}
 }
 
-// At the same rest, more cached never costs more, and more wait, load, decoding or a
+// At the same rest, more cached never costs more, and more wait, requests, sequences or a
 // smaller share never costs less; the same of the time to first token.
 func TestCostModelMonotone(t *testing.T) {
 	rng := rand.New(rand.NewPCG(6, 4))
@@ -225,22 +232,23 @@ func TestCostModelMonotone(t *testing.T) {
 		worse := true
 		switch rng.IntN(6) {
 		case 0:
-			c.Cached += rng.IntN(3000)
+			c.Cached += rng.Int32N(3000)
 			worse = false
 		case 1: // what was on disk, or nowhere, is on the GPU now
-			c.Cached += rng.IntN(3000)
+			c.Cached += rng.Int32N(3000)
 			c.CachedCPU = max(c.CachedCPU, c.CachedGPU)
-			c.CachedGPU = min(c.CachedGPU+rng.IntN(3000), c.Cached)
+			c.CachedGPU = min(c.CachedGPU+rng.Int32N(3000), c.Cached)
 			c.CachedCPU = max(c.CachedCPU, c.CachedGPU)
 			worse = false
 		case 2:
 			c.Wait += rng.Float64()
 		case 3:
-			c.InFlight += rng.IntN(100)
+			c.InFlight += rng.Int32N(100)
 		case 4:
-			c.Decoding += rng.IntN(100)
+			n := rng.Int32N(100)
+			c.InFlight, c.Decoding = c.InFlight+n, c.Decoding+n
 		case 5:
-			c.Share = cmpShare(c.Share) * rng.Float64()
+			c.Share = cmpShare(c.Share) * rng.Float32()
 		}
 		m.Score(r, cs, costs)
 		less, more := costs[i], before[i]
@@ -255,7 +263,7 @@ func TestCostModelMonotone(t *testing.T) {
 }
 
 // cmpShare is what a share stands for.
-func cmpShare(s float64) float64 {
+func cmpShare(s float32) float32 {
 	if s > 0 && s < 1 {
 		return s
 	}

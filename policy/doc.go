@@ -28,12 +28,16 @@
 //
 //	policy.go        Request, Candidate, Policy
 //	choose.go        Choose: least cost, ties, slack
-//	cost_model.go    the default: expected time to first token
+//	cost_model.go    the default: expected time to first token; scoring.go is its loop
 //	work.go          Work and Speed
 //	backlog.go       Backlog: prompts sent and not answered yet
 //	calibration.go   Calibration: Speed, from first bytes
-//	board.go         what both show to readers that do not wait
+//	standing.go      Standing: what an agent knows of a replica, as a candidate
+//	sending.go       Sending: a prompt's way to its first token, and what it teaches
+//	peer.go          Peer: replicas whose speeds are taken to be alike
+//	board.go         what a backlog and a calibration show to readers that do not wait
 //	load.go          Load: what an engine says of itself
+//	hit_rate.go      HitRate: how much of what it looked for it had cached
 //	least_request.go, round_robin.go, random.go, hashing.go, kv_aware.go, lmetric.go,
 //	nlms.go          the other policies; registry.go names them all
 //	explain.go       the terms of a cost

@@ -19,14 +19,14 @@ func anyCandidates(random *rand.Rand, tokens int) []Candidate {
 	for i := range candidates {
 		c := &candidates[i]
 		c.Slot, c.Key = i, random.Uint64()
-		c.Cached = random.IntN(tokens + 1)
-		c.CachedCPU = random.IntN(c.Cached + 1)
-		c.CachedGPU = random.IntN(c.CachedCPU + 1)
+		c.Cached = random.Int32N(int32(tokens) + 1)
+		c.CachedCPU = random.Int32N(c.Cached + 1)
+		c.CachedGPU = random.Int32N(c.CachedCPU + 1)
 		c.Speed = Speed{random.Float64() * 1e-4, random.Float64() * 1e-8, random.Float64() * 1e-2}
 		c.Ahead = Work{float64(random.IntN(4)), float64(random.IntN(20000)), float64(random.IntN(1e8))}
 		c.Wait = c.Speed.Time(c.Ahead)
-		c.Decoding, c.InFlight, c.Queued = random.IntN(64), random.IntN(64), random.IntN(8)
-		c.Share, c.KV, c.HitRate = random.Float64(), random.Float64(), random.Float64()
+		c.Decoding, c.InFlight, c.Queued = random.Int32N(64), random.Int32N(64), random.Int32N(8)
+		c.Share, c.KV, c.HitRate = random.Float32(), random.Float32(), random.Float64()
 		if random.IntN(4) == 0 {
 			c.KV = 1
 		}

@@ -79,11 +79,11 @@ func TestHashingIsBounded(t *testing.T) {
 			loads, requests, shares := map[int]float64{}, 0.0, 0.0
 			for i := range cs {
 				c := &cs[i]
-				c.InFlight = rng.IntN(1 + rng.IntN(20))
+				c.InFlight = rng.Int32N(1 + rng.Int32N(20))
 				share := 1.0
 				if rng.IntN(4) == 0 {
-					share = 0.1 + 0.8*rng.Float64()
-					c.Share = share
+					c.Share = 0.1 + 0.8*rng.Float32()
+					share = float64(c.Share)
 				}
 				loads[c.Slot] = float64(c.InFlight+1) / share
 				requests += float64(c.InFlight + 1)

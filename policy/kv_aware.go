@@ -74,7 +74,7 @@ func (p *KVAware) terms(r *Request, c *Candidate, longer, span float64) (prefix,
 	if span > 0 {
 		queue = p.queue * part(longer/span)
 	}
-	return prefix, queue, p.kv * part(c.KV)
+	return prefix, queue, p.kv * part(float64(c.KV))
 }
 
 // cached is the part of the prompt that is cached, less where it is farther away.
@@ -82,9 +82,9 @@ func (p *KVAware) cached(r *Request, c *Candidate) float64 {
 	if r.Tokens <= 0 {
 		return 0
 	}
-	any := min(max(c.Cached, 0), r.Tokens)
-	cpu := min(max(c.CachedCPU, 0), any)
-	gpu := min(max(c.CachedGPU, 0), cpu)
+	any := min(max(int(c.Cached), 0), r.Tokens)
+	cpu := min(max(int(c.CachedCPU), 0), any)
+	gpu := min(max(int(c.CachedGPU), 0), cpu)
 	return (float64(gpu) + p.cpu*float64(cpu-gpu) + p.disk*float64(any-cpu)) / float64(r.Tokens)
 }
 

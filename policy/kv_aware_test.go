@@ -10,7 +10,7 @@ import (
 // its default weights: the more the better. Prefixes are matched in blocks, here of
 // one token, and the queue is what pods report.
 func endpointPicker(tokens int, pods []Candidate) (scores []float64) {
-	longest, shortest := 0, math.MaxInt
+	longest, shortest := int32(0), int32(math.MaxInt32)
 	for _, pod := range pods {
 		longest, shortest = max(longest, pod.Queued), min(shortest, pod.Queued)
 	}
@@ -21,7 +21,7 @@ func endpointPicker(tokens int, pods []Candidate) (scores []float64) {
 		}
 		prefix := float64(pod.CachedGPU) / float64(tokens)
 		prefix += 0.8 * float64(pod.CachedCPU-pod.CachedGPU) / float64(tokens)
-		scores = append(scores, 2*queue+2*(1-pod.KV)+3*prefix)
+		scores = append(scores, 2*queue+2*(1-float64(pod.KV))+3*prefix)
 	}
 	return scores
 }
@@ -36,11 +36,11 @@ func TestKVAwareIsAnEndpointPicker(t *testing.T) {
 		cs := make([]Candidate, 1+rng.IntN(8))
 		for i := range cs {
 			c := &cs[i]
-			c.Cached = rng.IntN(r.Tokens + 1)
+			c.Cached = rng.Int32N(int32(r.Tokens) + 1)
 			c.CachedCPU = c.Cached
-			c.CachedGPU = rng.IntN(c.Cached + 1)
-			c.KV, c.Queued = rng.Float64(), rng.IntN(4)
-			c.Ahead.Prompts = float64(rng.IntN(c.Queued + 1))
+			c.CachedGPU = rng.Int32N(c.Cached + 1)
+			c.KV, c.Queued = rng.Float32(), rng.Int32N(4)
+			c.Ahead.Prompts = float64(rng.Int32N(c.Queued + 1))
 		}
 		scores, costs := endpointPicker(r.Tokens, cs), make([]float64, len(cs))
 		p.Score(r, cs, costs)
@@ -69,6 +69,6 @@ func TestKVAwareQueue(t *testing.T) {
 	f(Candidate{Queued: -4}, 1)
 	f(Candidate{Queued: 2, Ahead: Work{Prompts: math.NaN()}}, 3)
 	f(Candidate{Queued: 2, Ahead: Work{Prompts: math.Inf(1)}}, 3)
-	f(Candidate{Queued: 2, Share: math.NaN()}, 3)
+	f(Candidate{Queued: 2, Share: float32(math.NaN())}, 3)
 	f(Candidate{Queued: 2, Share: -1}, 3)
 }

@@ -13,7 +13,7 @@ func TestLeastRequest(t *testing.T) {
 		t.Helper()
 		var cs []Candidate
 		for i, n := range inFlight {
-			cs = append(cs, Candidate{Slot: 10 + i, InFlight: n})
+			cs = append(cs, Candidate{Slot: 10 + i, InFlight: Count(n)})
 		}
 		i, why := pick(&Request{Rand: rand}, cs)
 		if i != want || why != reason {
@@ -85,7 +85,7 @@ func BenchmarkLeastRequest256(b *testing.B) {
 // TestSlowStart: a replica that takes part of its share is as loaded as one
 // with so many times its requests.
 func TestSlowStart(t *testing.T) {
-	f := func(cold Candidate, warm int, want int) {
+	f := func(cold Candidate, warm int32, want int) {
 		t.Helper()
 		i, _ := pick(&Request{}, []Candidate{cold, {InFlight: warm}})
 		if i != want {

@@ -22,7 +22,7 @@ func (LMetric) Name() string { return "lmetric" }
 func (LMetric) Score(r *Request, candidates []Candidate, costs []float64) float64 {
 	for i := range candidates {
 		c := &candidates[i]
-		tokens := float64(max(r.Tokens-max(c.Cached, 0), 1))
+		tokens := float64(max(max(r.Tokens, 0)-max(int(c.Cached), 0), 1))
 		if c.Ahead.Tokens > 0 {
 			tokens += c.Ahead.Tokens
 		}

@@ -29,6 +29,6 @@ func TestLMetric(t *testing.T) {
 	f(1000, Candidate{Ahead: Work{Tokens: math.NaN()}}, 1000)
 	f(1000, Candidate{Ahead: Work{Tokens: -5}}, 1000)
 	f(1000, Candidate{Ahead: Work{Tokens: math.Inf(1)}}, math.Inf(1))
-	f(math.MaxInt, Candidate{Cached: math.MinInt}, math.MaxInt)
-	f(math.MinInt, Candidate{Cached: math.MaxInt}, 1)
+	f(math.MaxInt, Candidate{Cached: math.MinInt32}, math.MaxInt)
+	f(math.MinInt, Candidate{Cached: math.MaxInt32}, 1)
 }

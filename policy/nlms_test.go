@@ -63,9 +63,9 @@ func (d *dio) score(prompt, maxTokens int, large, tiers bool, c *Candidate) floa
 			s += 1000 * (1 - c.VRAMFree/c.VRAMTotal)
 		}
 	}
-	s += 800*c.KV + 50*float64(c.Queued) - 150*c.HitRate
+	s += 800*float64(c.KV) + 50*float64(c.Queued) - 150*c.HitRate
 	// In place of the 200 ms: the prefill that is saved.
-	s -= 1000 * (c.Speed.Time(Prefill(prompt, 0)) - c.Speed.Time(Prefill(prompt-c.Cached, c.Cached)))
+	s -= 1000 * (c.Speed.Time(Prefill(prompt, 0)) - c.Speed.Time(Prefill(prompt-int(c.Cached), int(c.Cached))))
 	return s
 }
 
@@ -88,15 +88,15 @@ func TestNLMSIsDIO(t *testing.T) {
 				f.Observe(tokens, ms/1e3)
 			}
 			c.Filter = f.State()
-			c.InFlight, c.Queued = rng.IntN(20), rng.IntN(4)
-			c.KV, c.HitRate = rng.Float64(), rng.Float64()
+			c.InFlight, c.Queued = rng.Int32N(20), rng.Int32N(4)
+			c.KV, c.HitRate = rng.Float32(), rng.Float64()
 			c.Large = rng.IntN(6) == 0
 			tiers = tiers || c.Large
 			if rng.IntN(2) == 0 {
 				c.VRAMTotal, c.VRAMFree = 24e3, float64(rng.IntN(6))*1e3
 			}
 			c.Speed = Speed{rng.Float64() * 1e-4, rng.Float64() * 1e-9, rng.Float64() * 0.01}
-			c.Cached = rng.IntN(r.Tokens + 1)
+			c.Cached = rng.Int32N(int32(r.Tokens) + 1)
 		}
 		output := r.Output
 		if output == 0 {

@@ -1,5 +1,7 @@
 package policy
 
+import "math"
+
 // Request is what a Policy may know of one request. The proxy fills it on the
 // goroutine of the request; a Policy must not keep it. The zero value is a request
 // of which nothing is known.
@@ -25,35 +27,39 @@ const MostOutput = 32 << 10
 
 // Candidate is one replica that may take the request: healthy, and with room for
 // it. The proxy fills a slice of them for each decision, from counters that are
-// always current and from what the engine has told last. Times are in seconds.
-// The fields that cost_model reads come first, to lie together.
+// always current and from what the engine has told last. Times are in seconds. The
+// zero value is an idle replica of which nothing is known.
+//
+// What cost_model reads comes first and fills 64 bytes, and a Candidate has 192: a
+// score reads one line of memory of each, where their slice begins with a line. The
+// numbers in it are as narrow as that takes; Count makes one of an int.
 type Candidate struct {
 	// Cached is how much of the prompt the replica has in its cache, in tokens, so
-	// that it has the rest to compute; CachedGPU the part of it that is on the GPU.
-	Cached, CachedGPU int
+	// that it has the rest to compute.
+	Cached int32
+	// InFlight counts the requests at the replica: this agent's, sent there and not
+	// finished or in line for it, and as far as the engine tells, those of others.
+	InFlight int32
+	// CachedGPU is the part of Cached that is on the GPU, and CachedCPU the part that
+	// is on the GPU or in the host's memory. What is beyond lies on disk or farther.
+	CachedGPU, CachedCPU int32
+	// Decoding is how many of those have their first token and are generated.
+	Decoding int32
+	// Queued is how many requests wait for the engine to begin with them, as it
+	// says; 0 too when it does not.
+	Queued int32
+	// Share is how much of its share the replica takes, between 0 and 1: less
+	// than 1 for a while after it has come back. 0 stands for 1.
+	Share float32
+	// KV is how full the engine's KV cache is with sequences that run, 0 to 1; 0
+	// too when that is not known.
+	KV float32
 	// Wait is how long the prefill of the prompts ahead of this one is taken to
-	// last, by Speed.
+	// last, by Speed: not less than 0.
 	Wait float64
 	// Speed is how fast the replica prefills, as far as it is known.
 	Speed Speed
-	// Decoding is how many sequences have their first token and are generated.
-	Decoding int
-	// InFlight counts the requests at the replica: this agent's, sent there and not
-	// finished or in line for it, and as far as the engine tells, those of others.
-	InFlight int
-	// Share is how much of its share the replica takes, between 0 and 1: less
-	// than 1 for a while after it has come back. 0 stands for 1.
-	Share float64
-	// KV is how full the engine's KV cache is with sequences that run, 0 to 1; 0
-	// too when that is not known.
-	KV float64
-	// Queued is how many requests wait for the engine to begin with them, as it
-	// says; 0 too when it does not.
-	Queued int
 
-	// CachedCPU is the part of Cached that is on the GPU or in the host's memory.
-	// What is beyond lies on disk or farther.
-	CachedCPU int
 	// Slot is the dense number the agent gave the endpoint.
 	Slot int
 	// Key is a hash of the replica's name: the same for every agent and at all
@@ -61,10 +67,6 @@ type Candidate struct {
 	Key uint64
 	// Ahead is the work that Wait is made of.
 	Ahead Work
-	// Exact: what it has cached is known from its own events.
-	Exact bool
-	// Large: the replica is meant for large requests (nlms).
-	Large bool
 	// VRAMFree and VRAMTotal are the GPU's memory, in MB; VRAMTotal is 0 when they
 	// are not known (nlms).
 	VRAMFree, VRAMTotal float64
@@ -73,7 +75,15 @@ type Candidate struct {
 	HitRate float64
 	// Filter is what nlms has learned of it.
 	Filter FilterState
+	// Exact: what it has cached is known from its own events.
+	Exact bool
+	// Large: the replica is meant for large requests (nlms).
+	Large bool
+	_     [16]byte // up to whole lines
 }
+
+// Count is n as a Candidate has it: what is beyond either end of the type is that end.
+func Count(n int) int32 { return int32(min(max(n, math.MinInt32), math.MaxInt32)) }
 
 // load is what one request more would make of the candidate's load: at least 1,
 // whatever the fields say. A replica that takes a tenth of its share counts ten
@@ -85,17 +95,9 @@ func (c *Candidate) load() float64 {
 // shared is x, which counts so much more as the replica takes less of its share.
 func (c *Candidate) shared(x float64) float64 {
 	if c.Share < 1 && c.Share > 0 {
-		return x / c.Share
+		return x / float64(c.Share)
 	}
 	return x
-}
-
-// wait is Wait, without what a clock that was set back has made of it.
-func (c *Candidate) wait() float64 {
-	if c.Wait < 0 {
-		return 0
-	}
-	return c.Wait
 }
 
 // Policy gives replicas their costs. Implementations are immutable and may be

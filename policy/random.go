@@ -85,7 +85,7 @@ func race(seed uint64, c *Candidate) float64 {
 // share is how much of its share the candidate takes: above 0, and 1 at most.
 func (c *Candidate) share() float64 {
 	if c.Share > 0 && c.Share < 1 {
-		return c.Share
+		return float64(c.Share)
 	}
 	return 1
 }

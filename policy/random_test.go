@@ -43,7 +43,7 @@ func TestP2CChoosesTheLessLoaded(t *testing.T) {
 	const n, requests = 5, 20000
 	cs := slotted(0, 1, 2, 3, 4)
 	for i := range cs {
-		cs[i].InFlight = 10 * i
+		cs[i].InFlight = Count(10 * i)
 	}
 	got, costs := make([]int, n), make([]float64, n)
 	rng := rand.New(rand.NewPCG(6, 9))

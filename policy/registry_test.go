@@ -132,20 +132,20 @@ func someCandidates(rng *rand.Rand, hostile bool) []Candidate {
 		}
 		return x
 	}
-	count := func(n int) int {
+	count := func(n int32) int32 {
 		if hostile && rng.IntN(6) == 0 {
-			return []int{-1, math.MinInt, math.MaxInt, 0}[rng.IntN(4)]
+			return []int32{-1, math.MinInt32, math.MaxInt32, 0}[rng.IntN(4)]
 		}
 		return n
 	}
-	small := func() int { return rng.IntN(1 + rng.IntN(30)) }
+	small := func() int32 { return rng.Int32N(1 + rng.Int32N(30)) }
 	for i := range cs {
 		c := &cs[i]
 		c.Slot, c.Key = i, mix(uint64(i))
 		if rng.IntN(2) == 0 {
-			c.Cached = rng.IntN(8000)
-			c.CachedCPU = rng.IntN(c.Cached + 1)
-			c.CachedGPU = rng.IntN(c.CachedCPU + 1)
+			c.Cached = rng.Int32N(8000)
+			c.CachedCPU = rng.Int32N(c.Cached + 1)
+			c.CachedGPU = rng.Int32N(c.CachedCPU + 1)
 			c.Cached, c.CachedCPU, c.CachedGPU = count(c.Cached), count(c.CachedCPU), count(c.CachedGPU)
 		}
 		c.Ahead = Work{number(float64(small())), number(rng.Float64() * 9000), number(rng.Float64() * 1e7)}
@@ -153,16 +153,16 @@ func someCandidates(rng *rand.Rand, hostile bool) []Candidate {
 		c.Speed = Speed{number(rng.Float64() * 1e-4), number(rng.Float64() * 1e-9), number(rng.Float64() * 0.01)}
 		c.Decoding, c.InFlight, c.Queued = count(small()), count(small()), count(small()/4)
 		if rng.IntN(4) == 0 {
-			c.Share = number(rng.Float64())
+			c.Share = float32(number(rng.Float64()))
 		}
-		c.KV, c.HitRate = number(rng.Float64()), number(rng.Float64())
+		c.KV, c.HitRate = float32(number(rng.Float64())), number(rng.Float64())
 		c.Exact, c.Large = rng.IntN(2) == 0, rng.IntN(4) == 0
 		if rng.IntN(2) == 0 {
 			c.VRAMTotal = number(80e3)
 			c.VRAMFree = number(rng.Float64() * 8e3)
 		}
 		if rng.IntN(2) == 0 {
-			c.Filter = FilterState{0.1 + rng.Float64(), 0.1 + rng.Float64(), number(rng.Float64() * 100), number(rng.Float64() * 5e3), 1 + small()}
+			c.Filter = FilterState{0.1 + rng.Float64(), 0.1 + rng.Float64(), number(rng.Float64() * 100), number(rng.Float64() * 5e3), 1 + rng.IntN(30)}
 		}
 	}
 	return cs
@@ -307,7 +307,7 @@ func TestPoliciesAllocNothing(t *testing.T) {
 		for _, shuffled := range []bool{false, true} {
 			cs := make([]Candidate, 256)
 			for i := range cs {
-				cs[i] = Candidate{Slot: i, Key: rng.Uint64(), InFlight: rng.IntN(9), Share: []float64{0, 0.5}[rng.IntN(2)], Cached: rng.IntN(2000), Queued: rng.IntN(2)}
+				cs[i] = Candidate{Slot: i, Key: rng.Uint64(), InFlight: rng.Int32N(9), Share: []float32{0, 0.5}[rng.IntN(2)], Cached: rng.Int32N(2000), Queued: rng.Int32N(2)}
 			}
 			if shuffled {
 				rng.Shuffle(len(cs), func(i, j int) { cs[i], cs[j] = cs[j], cs[i] })
@@ -475,23 +475,23 @@ func set(t *testing.T, c *Candidate, word string) {
 	}
 	switch key {
 	case "in-flight":
-		c.InFlight = int(x)
+		c.InFlight = Count(int(x))
 	case "queued":
-		c.Queued = int(x)
+		c.Queued = Count(int(x))
 	case "ahead":
 		c.Ahead.Tokens = x
 	case "waiting":
 		c.Ahead.Prompts = x
 	case "kv":
-		c.KV = x
+		c.KV = float32(x)
 	case "cached":
-		c.Cached, c.CachedGPU, c.CachedCPU = int(x), int(x), int(x)
+		c.Cached, c.CachedGPU, c.CachedCPU = Count(int(x)), Count(int(x)), Count(int(x))
 	case "cached-gpu":
-		c.CachedGPU = int(x)
+		c.CachedGPU = Count(int(x))
 	case "cached-cpu":
-		c.CachedCPU = int(x)
+		c.CachedCPU = Count(int(x))
 	case "share":
-		c.Share = x
+		c.Share = float32(x)
 	case "large":
 		c.Large = x > 0
 	case "vram-free":

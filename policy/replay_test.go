@@ -173,7 +173,7 @@ func (r *replay) run(tr *trace) *outcome {
 		i := Choose(r.policy, req, candidates, costs).Index
 		e, v, c := engines[i], mine[i], &candidates[i]
 		j := &visit{arrival: a, index: k, view: v, whole: r.whole > 0 && random.Float64() < r.whole}
-		w := Prefill(a.input-c.Cached, c.Cached)
+		w := Prefill(a.input-int(c.Cached), int(c.Cached))
 		v.backlog.Enter(&j.entry, w, !j.whole, now, c.Speed.Time(w))
 		v.calibration.Sent()
 		v.prompt += (w.Tokens - v.prompt) / 16
@@ -211,17 +211,17 @@ func (o *outcome) times(ttft []float64) {
 
 // describe fills c with what the agent knows of the engine.
 func (r *replay) describe(c *Candidate, i int, e *engine, v *view, a *arrival, now time.Time) {
-	*c = Candidate{Slot: i, Key: mix(uint64(i) + 1), Exact: v.cache == nil, InFlight: v.inFlight, Decoding: v.decoding, Filter: v.filter.State()}
+	*c = Candidate{Slot: i, Key: mix(uint64(i) + 1), Exact: v.cache == nil, InFlight: Count(v.inFlight), Decoding: Count(v.decoding), Filter: v.filter.State()}
 	if v.cache != nil {
-		c.Cached = v.cache.match(a.full()) * traceBlock
+		c.Cached = Count(v.cache.match(a.full()) * traceBlock)
 	} else {
-		c.Cached = e.cached(a)
+		c.Cached = Count(e.cached(a))
 	}
 	if r.misjudged > 0 {
 		rng := rand.New(rand.NewPCG(uint64(a.at), uint64(i)))
 		if rng.Float64() < r.misjudged {
-			if c.Cached = int(float64(c.Cached) * rng.Float64()); rng.IntN(2) == 0 {
-				c.Cached = int(float64(a.input) * rng.Float64())
+			if c.Cached = int32(float64(c.Cached) * rng.Float64()); rng.IntN(2) == 0 {
+				c.Cached = int32(float64(a.input) * rng.Float64())
 			}
 		}
 	}
@@ -237,7 +237,7 @@ func (r *replay) describe(c *Candidate, i int, e *engine, v *view, a *arrival, n
 		c.Ahead, c.Wait = v.backlog.Ahead(&c.Speed, now)
 	}
 	if r.whole > 0 {
-		c.Decoding = max(v.inFlight-int(c.Ahead.Prompts), 0) // as the proxy has it
+		c.Decoding = Count(max(v.inFlight-int(c.Ahead.Prompts), 0)) // as the proxy has it
 	}
 	if !v.load.Fresh(now) {
 		return
@@ -245,10 +245,10 @@ func (r *replay) describe(c *Candidate, i int, e *engine, v *view, a *arrival, n
 	if requests, waiting := v.load.Foreign(); requests > 0 {
 		others := v.load.ForeignWork(v.prompt)
 		c.Ahead, c.Wait = c.Ahead.Plus(others), c.Wait+c.Speed.Time(others)
-		c.InFlight += requests
-		c.Decoding += requests - waiting
+		c.InFlight += Count(requests)
+		c.Decoding += Count(requests - waiting)
 	}
-	c.KV, c.Queued = v.load.KV, v.load.Waiting
+	c.KV, c.Queued = float32(v.load.KV), Count(v.load.Waiting)
 }
 
 // report takes what the engine says of its load.
@@ -332,6 +332,19 @@ func leastTimes(tr *trace, n int) *outcome {
 	}
 	o.times(ttft)
 	return o
+}
+
+// pooled is what a cache as large as those of n engines together would find of what
+// could be in one, if all requests came to it.
+func pooled(tr *trace, n int) float64 {
+	cache, held, full := newLRU(n*reference.blocks, tr.ids), 0, 0
+	for k := range tr.requests {
+		blocks := tr.requests[k].full()
+		held += cache.match(blocks)
+		full += len(blocks)
+		cache.add(blocks)
+	}
+	return float64(held) / float64(full)
 }
 
 // alike is a fleet of n engines of one kind.
@@ -508,6 +521,25 @@ func TestReplayDefaultIsBest(t *testing.T) {
 			worse("the mean", got.mean, o.mean, 0.03)
 		}
 	}
+}
+
+// On the recorded traces the mean is not far from what no policy can be better than,
+// and most of what one cache for all would find is found, by replicas that have much
+// the same to do.
+func TestReplayNearBound(t *testing.T) {
+	conversation, synthetic := readPacked(t, "conversation"), readPacked(t, "synthetic")
+	f := func(tr *trace, mean, reuse, hotspot float64) {
+		t.Helper()
+		o, bound, all := (&replay{policy: NewCostModel(), fleet: alike(8, reference)}).run(tr), leastTimes(tr, 8), pooled(tr, 8)
+		if o.mean > mean*bound.mean || o.hit < reuse*all || o.hotspot > hotspot {
+			t.Errorf("%s: %v; want at most %.2f times %.0f ms, %.2f of %.3f found and a hotspot of at most %.2f", tr.name, o, mean, bound.mean, reuse, all, hotspot)
+		}
+		t.Logf("%s: mean %.3f times the bound, %.3f of the reuse of one cache, hotspot %.2f", tr.name, o.mean/bound.mean, o.hit/all, o.hotspot)
+	}
+	f(conversation, 1.19, 0.88, 1.15)
+	f(conversation.faster(1.8), 1.25, 0.85, 1.15)
+	f(synthetic, 1.15, 0.95, 1.35)
+	f(synthetic.faster(1.8), 1.24, 0.93, 1.35)
 }
 
 // What is learned of the engines by first tokens is as good as to know them, from the
@@ -759,6 +791,9 @@ func compareWeights(t *testing.T, known bool) {
 	}
 	for _, interference := range []float64{0, 0.005, 0.02, 0.04} {
 		add(fmt.Sprint("interference=", interference))
+	}
+	for _, crowd := range []float64{0, 0.05, 0.2, 0.4} {
+		add(fmt.Sprint("crowd=", crowd))
 	}
 	for _, share := range []float64{0, 0.02, 0.1, 0.2} {
 		add(fmt.Sprint("slack_share=", share))

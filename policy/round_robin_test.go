@@ -30,7 +30,7 @@ func TestRoundRobinIsStrict(t *testing.T) {
 	for n := 1; n < 20; n++ {
 		var cs []Candidate
 		for i := range n {
-			cs = append(cs, Candidate{Slot: 3 + i*i, InFlight: rng.IntN(100), Cached: rng.IntN(10)})
+			cs = append(cs, Candidate{Slot: 3 + i*i, InFlight: rng.Int32N(100), Cached: rng.Int32N(10)})
 		}
 		rng.Shuffle(n, func(i, j int) { cs[i], cs[j] = cs[j], cs[i] })
 		for range 4 {

@@ -161,7 +161,7 @@ func (x *exchange) leave() {
 		x.up.abort()
 		x.up = nil
 	}
-	if x.prefill.at != nil || x.prefill.to != nil {
+	if x.prefill.Active() {
 		x.leaveBacklog(time.Now())
 	}
 	x.turned = false

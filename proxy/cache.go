@@ -358,7 +358,7 @@ func (x *exchange) claim() {
 			h := look.Held(x.replica.Slot)
 			x.predict(p, h, n > 1 || wanted > 1 || x.call.beams, b.most(first))
 			if b.sequences() == 1 && !x.call.uncached(x.path) {
-				x.prefill.cached = cachedOf(p, &h).any
+				x.prefill.Cached = cachedOf(p, &h).any
 			}
 		}
 		x.cache.index.Claim(&x.claims[i], x.replica.Slot, p, now)

@@ -43,12 +43,12 @@ func (x *exchange) pick(line bool) (r *Replica, full bool) {
 		c := &x.candidates[n]
 		r.describe(c, now)
 		if learns {
-			c.Filter = r.filter.State()
+			c.Filter = r.standing.Filter.State()
 		}
 		if b := x.blocks; b != nil {
 			var found cached
 			found, c.Exact = b.at(r)
-			c.Cached, c.CachedGPU, c.CachedCPU = found.any, found.gpu, found.cpu
+			c.Cached, c.CachedGPU, c.CachedCPU = policy.Count(found.any), policy.Count(found.gpu), policy.Count(found.cpu)
 		}
 	}
 	x.describe()
@@ -169,34 +169,9 @@ func (x *exchange) answerSize() int {
 // describe fills c with what is known of the replica at now, whatever the request
 // is, but for its Filter, which few ask for. It waits for nobody for long, and allocates nothing.
 func (r *Replica) describe(c *policy.Candidate, now time.Time) {
-	speed, inside := r.calibration.Speed(), r.InFlight()
-	ahead, wait := r.backlog.Ahead(&speed, now)
-	if w := r.promises.get(); w.Prompts > 0 {
-		ahead, wait = ahead.Plus(w), wait+speed.Time(w)
-	}
-	*c = policy.Candidate{}
-	c.Slot, c.Key, c.Speed, c.Ahead, c.Wait = r.Slot, r.key, speed, ahead, wait
-	c.InFlight, c.Decoding = inside+r.Pending(), max(inside-int(ahead.Prompts), 0)
-	c.Share, c.Large = r.warmth.share(now), r.large.Load()
-	l := r.load.Load()
-	if !l.Fresh(now) {
-		return
-	}
-	if requests, waiting := l.Foreign(); requests > 0 {
-		others := l.ForeignWork(r.prompts.get())
-		c.Ahead, c.Wait = ahead.Plus(others), wait+speed.Time(others)
-		c.InFlight += requests
-		c.Decoding += requests - waiting
-	}
-	c.KV, c.Queued, c.HitRate = l.KV, l.Waiting, l.HitRate
-	c.VRAMFree, c.VRAMTotal = l.VRAMFree, l.VRAMTotal
-}
-
-// decoding is how many sequences the replica generates at now.
-func (r *Replica) decoding(now time.Time) int {
-	var c policy.Candidate
-	r.describe(&c, now)
-	return c.Decoding
+	r.standing.Describe(c, r.InFlight(), r.Pending(), now)
+	c.Slot, c.Key = r.Slot, r.key
+	c.Share, c.Large = float32(r.warmth.share(now)), r.large.Load()
 }
 
 // takeDecision makes candidates, places and costs empty.
@@ -223,7 +198,7 @@ func (x *exchange) putDecision() {
 // picked is how many of the prompt's tokens the replica that was picked has cached.
 func (x *exchange) picked() int {
 	if i := x.choice.Index; i >= 0 && i < len(x.candidates) {
-		return x.candidates[i].Cached
+		return int(x.candidates[i].Cached)
 	}
 	return 0
 }

@@ -316,7 +316,7 @@ func hundreds(t testing.TB, n int) *exchange {
 			r.SetLoad(&policy.Load{Until: time.Now().Add(time.Hour), Running: 3, Waiting: 1, WaitingTokens: -1})
 		}
 		entry := &policy.Entry{}
-		r.backlog.Enter(entry, policy.Prefill(1000, 0), true, time.Now(), 1)
+		r.standing.Backlog.Enter(entry, policy.Prefill(1000, 0), true, time.Now(), 1)
 		x.model.Replicas = append(x.model.Replicas, r)
 	}
 	root := index.Root("base", "", nil)
@@ -338,7 +338,7 @@ func hundreds(t testing.TB, n int) *exchange {
 // or judges beside another, and keeps it while the request waits for its turn.
 func TestFiltersAreForThoseWhoAsk(t *testing.T) {
 	x := hundreds(t, 3)
-	learned := x.model.Replicas[0].filter.Observe(1000, 2)
+	learned := x.model.Replicas[0].standing.Filter.Observe(1000, 2)
 	nlms, err := policy.New("nlms", nil)
 	if err != nil {
 		t.Fatal(err)

@@ -328,7 +328,7 @@ func TestChaos(t *testing.T) {
 				r.SetBounds(chaosPlaces, chaosLine)
 			}
 			records := make(chan *Decision, 4)
-			c.s.SetDecisions(records, 1)
+			c.s.SetDecisions(records, DecisionsWanted{Sample: 1})
 			h2 := c.speak(tongue{http: "2"})
 			state := &ModelState{}
 			c.rule(&state)
@@ -373,6 +373,7 @@ func TestChaos(t *testing.T) {
 					select {
 					case r := <-records:
 						r.WorkOut()
+						c.s.SetDecisions(records, DecisionsWanted{Sample: 1, Hashes: d.roll(2) == 0})
 						told++
 						c.pause(3)
 					case <-over:
@@ -440,7 +441,7 @@ func (c *chaos) counted(states ...*ModelState) {
 		if n, p, w := r.InFlight(), r.Pending(), c.ahead(i); n != 0 || p != 0 || w != 0 || r.gate.line.Len() != 0 || r.gate.waiting != nil {
 			c.t.Errorf("at %s there are %d inside, %d in line, %d prompts", r.ID, n, p, w)
 		}
-		if w := r.promises.get(); w != (policy.Work{}) {
+		if w := r.standing.Promised(); w != (policy.Work{}) {
 			c.t.Errorf("%s is promised %+v", r.ID, w)
 		}
 	}

@@ -110,7 +110,7 @@ func (x *exchange) tryPlace() (f failure, again bool) {
 func (m *Model) placeIn() time.Duration {
 	ends := 0.0 // requests a second
 	for _, r := range m.Replicas {
-		if stay := r.stays.get(); stay > 0 {
+		if stay := r.stays.Get(); stay > 0 {
 			ends += float64(r.InFlight()) / stay
 		}
 	}
@@ -209,7 +209,7 @@ func (x *exchange) crowded(format string) {
 	}
 	rate := 0.0 // tokens a second
 	for _, r := range x.model.Replicas {
-		if s := r.calibration.Speed(); s.A > 0 {
+		if s := r.standing.Calibration.Speed(); s.A > 0 {
 			rate += 1 / s.A
 		}
 	}
@@ -294,7 +294,7 @@ func (x *exchange) tellBudget() {
 		return
 	}
 	waited := time.Since(x.sent)
-	if at := x.prefill.sent; !at.IsZero() {
+	if at := x.prefill.Sent; !at.IsZero() {
 		waited = at.Sub(x.sent)
 	}
 	x.extra = append(x.extra, "x-inferrail-budget-ms: "...)

@@ -34,10 +34,16 @@ func (x *exchange) noteDecision() {
 	if x.choseIn > 0 {
 		s.stats.decisionTime.WithLabelValues(x.model.Name).Observe(x.choseIn.Seconds())
 	}
-	if log := s.decisionLog.Load(); v.record == nil && log != nil && rand.Float64() < log.sample {
+	log := s.decisionLog.Load()
+	if v.record == nil && log != nil && log.takes(x) {
 		v.record = new(Decision)
 	}
 	if v.record == nil {
+		return
+	}
+	if log != nil && log.Hashes {
+		x.tellRequest(v.record)
+		v.record.Prompt = x.promptHashes()
 		return
 	}
 	x.tell(v.record)
@@ -54,7 +60,7 @@ func (x *exchange) conclude(f failure, u usage, known bool) {
 	if v.replica == "" {
 		return
 	}
-	at := x.prefill.sent
+	at := x.prefill.Sent
 	if at.IsZero() {
 		at = x.sent // nothing is to be computed for it
 	}
@@ -81,6 +87,13 @@ func (x *exchange) conclude(f failure, u usage, known bool) {
 		if told := cached; told >= 0 {
 			out.CachedTokens = &told
 		}
+		if known {
+			said := int(min(u.completion, 1<<30))
+			if out.OutputTokens = &said; !u.partial {
+				asked := int(min(u.prompt, 1<<30))
+				out.PromptTokens = &asked
+			}
+		}
 		v.record.Outcome = out
 		select {
 		case log.to <- v.record:
@@ -99,27 +112,48 @@ func (x *exchange) policy() policy.Policy {
 	return x.model.Policy
 }
 
-// decisionLog is where a part of the decisions goes to. Immutable.
-type decisionLog struct {
-	to     chan<- *Decision
-	sample float64
+// DecisionsWanted says which decisions are logged, and what is told of them. It is a
+// value; the zero value is none.
+type DecisionsWanted struct {
+	// Sample is the part of all decisions: 1 is all. They are drawn at random.
+	Sample float64
+	// Hashes: what is told is the request with Decision.Prompt, so that the traffic can
+	// be simulated, and not what it was chosen from. Then whole conversations are drawn,
+	// and always the same, so that agents who share the traffic draw alike.
+	Hashes bool
 }
 
-// SetDecisions sends, from now on, sample of all decisions to a channel when their
-// requests are over; nil ends it. A sample of 1 is all. What the channel has no room
-// for is dropped and counted: no request waits. The receiver may keep what it gets,
-// and calls WorkOut first.
-func (s *Server) SetDecisions(to chan<- *Decision, sample float64) {
-	if to == nil || !(sample > 0) {
+// takes draws whether the decision of x is logged.
+func (w *DecisionsWanted) takes(x *exchange) bool {
+	if w.Hashes {
+		if key := x.sessionKey(); key != 0 {
+			return float64(key>>11) < w.Sample*(1<<53)
+		}
+	}
+	return rand.Float64() < w.Sample
+}
+
+// decisionLog is where a part of the decisions goes to. Immutable.
+type decisionLog struct {
+	DecisionsWanted
+	to chan<- *Decision
+}
+
+// SetDecisions sends, from now on, the decisions that are wanted to a channel when
+// their requests are over; nil ends it. What the channel has no room for is dropped and
+// counted: no request waits. The receiver may keep what it gets, and calls WorkOut
+// first.
+func (s *Server) SetDecisions(to chan<- *Decision, wanted DecisionsWanted) {
+	if to == nil || !(wanted.Sample > 0) {
 		s.decisionLog.Store(nil)
 		return
 	}
-	s.decisionLog.Store(&decisionLog{to, sample})
+	s.decisionLog.Store(&decisionLog{wanted, to})
 }
 
 // Decision is why a request goes where it goes, and what came of it. Explain makes
 // one, and the decision log is made of them. It holds nothing of what the request
-// says but its id and its model's name.
+// says but its id and its model's name, and where they are wanted hashes of its prompt.
 type Decision struct {
 	Time      time.Time `json:"time"`
 	RequestID string    `json:"request_id,omitempty"`
@@ -148,9 +182,11 @@ type Decision struct {
 	// Rand and Turn are those of policy.Request, as hexadecimal and decimal numbers.
 	Rand string `json:"rand"`
 	Turn uint64 `json:"turn"`
+	// Prompt says what the prompt shares with others, nil where that is not wanted.
+	Prompt *PromptHashes `json:"prompt,omitempty"`
 	// Replicas are those of the model: the candidates, and the others with the
-	// reason why they are none.
-	Replicas []Considered `json:"replicas"`
+	// reason why they are none. They are left out where Prompt is told.
+	Replicas []Considered `json:"replicas,omitzero"`
 	// Winner is the replica that was chosen, "" for none, and Reason says why in a
 	// few words.
 	Winner string `json:"winner"`
@@ -237,10 +273,13 @@ type DecisionOutcome struct {
 	Status   int     `json:"status"`
 	Attempts int     `json:"attempts"`
 	Seconds  float64 `json:"seconds"`
-	// FirstTokenMS is nil when it was not seen, CachedTokens when the engine has not
-	// told it.
+	// FirstTokenMS is nil when it was not seen, and the tokens are when the engine has
+	// not told them: those of the prompt, what was cached of them, and those it has
+	// generated.
 	FirstTokenMS *Number `json:"first_token_ms"`
+	PromptTokens *int    `json:"prompt_tokens"`
 	CachedTokens *int    `json:"cached_tokens"`
+	OutputTokens *int    `json:"output_tokens"`
 }
 
 // Number is a float64 that JSON has as null when it is no finite number, which is
@@ -272,9 +311,9 @@ func milliseconds(seconds float64) Number { return Number(math.Round(seconds*1e6
 // tiers are those of the caches, as people are told them.
 var tiers = [index.Tiers]string{index.GPU: "gpu", index.CPU: "cpu", index.Disk: "disk", index.Remote: "remote"}
 
-// tell fills d with what was decided: from candidates and places, which pick has
-// left, and with x.replica, if there is one, as the winner.
-func (x *exchange) tell(d *Decision) {
+// tellRequest fills d with what was decided, and with x.replica, if there is one, as the
+// winner; but not with what it was chosen from.
+func (x *exchange) tellRequest(d *Decision) {
 	p, asked := x.policy(), &x.asked
 	*d = Decision{
 		Time: time.Now(), RequestID: string(x.id), Path: string(x.path), Model: x.model.Name, Policy: p.Name(),
@@ -301,19 +340,25 @@ func (x *exchange) tell(d *Decision) {
 		for i := 0; i < len(b.prompts); i += b.stride() {
 			d.Blocks += len(b.prompts[i].Chain)
 		}
-		if b.looked {
-			d.held = b.held(x.cache.index, x.places)
-		}
 	}
-	d.policy, d.asked, d.candidates = p, *asked, slices.Clone(x.candidates)
+	if i := slices.Index(x.places, x.replica); x.replica != nil && i >= 0 {
+		d.Winner, d.PredictedMS = x.replica.ID, milliseconds(policy.TTFT(asked, &x.candidates[i]))
+	}
+}
+
+// tell fills d with what was decided: from candidates and places, which pick has
+// left, and with x.replica, if there is one, as the winner.
+func (x *exchange) tell(d *Decision) {
+	x.tellRequest(d)
+	if b := x.blocks; b != nil && b.looked {
+		d.held = b.held(x.cache.index, x.places)
+	}
+	d.policy, d.asked, d.candidates = x.policy(), x.asked, slices.Clone(x.candidates)
 	// The fleet may have changed while the request was in line.
 	d.Replicas = make([]Considered, len(x.places), max(len(x.places), len(x.model.Replicas)))
 	for i, r := range x.places {
 		row := &d.Replicas[i]
 		row.Replica, row.Slot, row.Pending = r.ID, r.Slot, r.Pending()
-		if r == x.replica {
-			d.Winner, d.PredictedMS = r.ID, milliseconds(policy.TTFT(asked, &x.candidates[i]))
-		}
 	}
 	next := 0 // of places, which are in the same order mostly
 	for _, r := range x.model.Replicas {
@@ -356,10 +401,11 @@ func (d *Decision) WorkOut() {
 				}
 			}
 		}
-		row.InFlight, row.Decoding, row.Queued, row.KV, row.Share = c.InFlight, c.Decoding, c.Queued, c.KV, c.Share
-		row.CachedTokens, row.CacheExact = c.Cached, c.Exact
+		row.InFlight, row.Decoding, row.Queued = int(c.InFlight), int(c.Decoding), int(c.Queued)
+		row.KV, row.Share = round(float64(c.KV)), round(float64(c.Share))
+		row.CachedTokens, row.CacheExact = int(c.Cached), c.Exact
 		row.AheadTokens, row.WaitMS = math.Round(c.Ahead.Tokens), milliseconds(c.Wait)
-		row.PrefillMS = milliseconds(c.Speed.Time(policy.Prefill(asked.Tokens-c.Cached, c.Cached)))
+		row.PrefillMS = milliseconds(c.Speed.Time(policy.Prefill(asked.Tokens-int(c.Cached), int(c.Cached))))
 		row.ExpectedMS = milliseconds(policy.TTFT(asked, c))
 		row.Speed = ConsideredSpeed{round(c.Speed.A * 1e6), round(c.Speed.B * 1e9), round(c.Speed.D * 1e3)}
 		row.Cost = Number(costs[i])

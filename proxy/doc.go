@@ -23,7 +23,8 @@
 //	first token prefill.go   seen by first_token.go in the body: what it tells is learned
 //	finish      exchange.go  one deferred call: release, count
 //
-// What is told of a choice is in decision.go, and journal.go keeps the last ones.
+// What is told of a choice is in decision.go, and journal.go keeps the last ones;
+// prompt_hashes.go says what a prompt shares with others and nothing of what it says.
 // explain.go goes the same way up to choose, for a request that is only asked about.
 //
 // From choose to first byte is one attempt. One that fails is followed by

@@ -181,9 +181,8 @@ func (r *rig) shutdown(d time.Duration) (err error) {
 			if n := replica.InFlight(); n != 0 {
 				r.t.Errorf("replica %s still counts %d requests", replica.ID, n)
 			}
-			w, _ := replica.backlog.Ahead(&policy.Speed{}, time.Now())
-			s := &replica.promises
-			if s.prompts.Load() != 0 || s.tokens.Load() != 0 || s.attention.Load() != 0 || w != (policy.Work{}) || replica.Pending() != 0 {
+			w, _ := replica.standing.Backlog.Ahead(&policy.Speed{}, time.Now())
+			if replica.standing.Promised() != (policy.Work{}) || w != (policy.Work{}) || replica.Pending() != 0 {
 				r.t.Errorf("replica %s still has %+v before it, and %d in line", replica.ID, w, replica.Pending())
 			}
 			replica.Close()

@@ -114,7 +114,7 @@ type exchange struct {
 	choseIn           time.Duration
 	noted             noted
 	judged            []judgement // of the policies beside the live one
-	prefill           prefill
+	prefill           policy.Sending
 	// expected are the seconds from sending to the first token, and observed those
 	// it took, below 0 as long as it was not seen.
 	expected, observed float64
@@ -212,7 +212,7 @@ func (x *exchange) begin() {
 	x.held = 0
 	x.model, x.replica, x.attempts, x.tried = nil, nil, 0, x.tried[:0]
 	x.asked, x.turned, x.described, x.choice = policy.Request{}, false, false, policy.Choice{Index: -1}
-	x.noted, x.judged, x.prefill, x.expected, x.observed = noted{}, x.judged[:0], prefill{}, 0, -1
+	x.noted, x.judged, x.prefill, x.expected, x.observed = noted{}, x.judged[:0], policy.Sending{}, 0, -1
 	x.class, x.tenant, x.budget, x.verdict, x.retryAfter = nil, "", 0, "", 0
 	x.taken, x.room, x.displaces = time.Time{}, nil, false
 	x.up, x.left = nil, nil

@@ -284,7 +284,7 @@ func TestDecisionsAreSent(t *testing.T) {
 	shadow := &policy.Shadow{Policy: backwards{}}
 	c.change(func(m *Model) { m.Shadows = []*policy.Shadow{shadow} })
 	to := make(chan *Decision, 3)
-	c.s.SetDecisions(to, 1)
+	c.s.SetDecisions(to, DecisionsWanted{Sample: 1})
 	const usage = "Do: usage \"prompt_tokens\":23,\"completion_tokens\":1,\"prompt_tokens_details\":{\"cached_tokens\":20}\r\n"
 	c.ask(completion(words(23)+"secret"), "x-request-id: mine\r\n", usage)
 	d := <-to
@@ -310,7 +310,7 @@ func TestDecisionsAreSent(t *testing.T) {
 	if n := value(t, c.s.stats.decisionsDropped); n != 2 || len(to) != 3 {
 		t.Errorf("%v are dropped, %d wait", n, len(to))
 	}
-	c.s.SetDecisions(nil, 1)
+	c.s.SetDecisions(nil, DecisionsWanted{Sample: 1})
 	<-to
 	c.ask(completion(words(4)))
 	if len(to) != 2 {
@@ -494,7 +494,7 @@ func FuzzExplain(f *testing.F) {
 func TestDecisionOfAnotherFleet(t *testing.T) {
 	r, release := lined(t)
 	records := make(chan *Decision, 10)
-	r.s.SetDecisions(records, 1)
+	r.s.SetDecisions(records, DecisionsWanted{Sample: 1})
 	r.ask(1, 0, 0, 0)
 	r.ask(1, 0, 1, 0)
 	c := r.ask(1, 1, 1, 0)

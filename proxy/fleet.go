@@ -125,19 +125,10 @@ type Replica struct {
 	gate     gate
 	warmth   warmth
 	failures atomic.Int64 // in a row
-	// load is what the engine has told last, nil for nothing yet. backlog is what
-	// the agent has sent there and is not prefilled; calibration what was learned
-	// of its speed.
-	load        atomic.Pointer[policy.Load]
-	backlog     policy.Backlog
-	calibration policy.Calibration
-	filter      policy.Filter
-	promises    promises
-	prompts     recentMean  // uncached tokens of prompts that were sent there
-	stays       recentMean  // seconds that requests have been there
-	disturbed   atomic.Bool // backlog was told so
-	tellsCached atomic.Bool // its engine has told what it had cached of a prompt
-	upstream    upstream
+	// standing is what is known of it but for its cache.
+	standing policy.Standing
+	stays    policy.RecentMean // seconds that requests have been there
+	upstream upstream
 	// addresses is where it can be dialled.
 	addresses *addresses
 }
@@ -185,24 +176,25 @@ func (r *Replica) SlowStart(now time.Time, d time.Duration) {
 func (r *Replica) Share(now time.Time) float64 { return r.warmth.share(now) }
 
 // SetLoad says what the engine has told of its load; nil that nothing is known.
-func (r *Replica) SetLoad(l *policy.Load) {
-	r.load.Store(l)
-	_, waiting := l.Foreign()
-	r.backlog.Disturbed(waiting > 0)
-	r.disturbed.Store(waiting > 0)
-}
+func (r *Replica) SetLoad(l *policy.Load) { r.standing.SetLoad(l) }
 
 // Load is what SetLoad was told last.
-func (r *Replica) Load() *policy.Load { return r.load.Load() }
+func (r *Replica) Load() *policy.Load { return r.standing.Load() }
+
+// Standing is what is known of the replica but for its cache.
+func (r *Replica) Standing() *policy.Standing { return &r.standing }
+
+// Own is what the agent has at the replica at now.
+func (r *Replica) Own(now time.Time) policy.Own { return r.standing.Own(r.InFlight(), now) }
 
 // Backlog is what the agent has sent to the replica and is not prefilled yet.
-func (r *Replica) Backlog() *policy.Backlog { return &r.backlog }
+func (r *Replica) Backlog() *policy.Backlog { return &r.standing.Backlog }
 
 // Calibration is what is known of the replica's speed.
-func (r *Replica) Calibration() *policy.Calibration { return &r.calibration }
+func (r *Replica) Calibration() *policy.Calibration { return &r.standing.Calibration }
 
 // Filter is what nlms has learned of the replica.
-func (r *Replica) Filter() *policy.Filter { return &r.filter }
+func (r *Replica) Filter() *policy.Filter { return &r.standing.Filter }
 
 // Evacuate sends the requests that wait for their first byte to other
 // replicas, as far as there are others: this one has failed its health check.

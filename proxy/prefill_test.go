@@ -17,7 +17,7 @@ import (
 
 // ahead is how many prompts the replica has before it.
 func (r *rig) ahead(i int) int {
-	w, _ := r.replicas[i].backlog.Ahead(&policy.Speed{}, time.Now())
+	w, _ := r.replicas[i].standing.Backlog.Ahead(&policy.Speed{}, time.Now())
 	return int(w.Prompts)
 }
 
@@ -222,7 +222,7 @@ func TestPrefillThatFails(t *testing.T) {
 			if len(all) != 1 || all[0].Observed >= 0 || r.ahead(0) != 0 {
 				t.Errorf("%+v, %d are waited for", all, r.ahead(0))
 			}
-			if n := r.replicas[0].calibration.Estimate().Samples; n != 0 {
+			if n := r.replicas[0].standing.Calibration.Estimate().Samples; n != 0 {
 				t.Errorf("%d samples", n)
 			}
 		})
@@ -333,7 +333,7 @@ func TestPrefillIsPromised(t *testing.T) {
 		eventually(t, 20*time.Second, fmt.Sprintf("%d prompts are before it", want), func() bool {
 			var c policy.Candidate
 			r.replicas[0].describe(&c, time.Now())
-			return int(c.Ahead.Prompts) == want && c.InFlight == want && c.Decoding == 0 && (c.Wait > 0) == (want > 0)
+			return int(c.Ahead.Prompts) == want && int(c.InFlight) == want && c.Decoding == 0 && (c.Wait > 0) == (want > 0)
 		})
 	}
 	a, b := r.dial(), r.dial()
@@ -345,7 +345,7 @@ func TestPrefillIsPromised(t *testing.T) {
 	is(1)
 	b.Close()
 	is(0)
-	if w := r.replicas[0].promises.get(); w != (policy.Work{}) {
+	if w := r.replicas[0].standing.Promised(); w != (policy.Work{}) {
 		t.Errorf("%+v is left", w)
 	}
 }
@@ -373,7 +373,7 @@ func TestPrefillSentAgain(t *testing.T) {
 	c.send(post(hello))
 	c.answer()
 	r.over()
-	samples := r.replicas[0].calibration.Estimate().Samples
+	samples := r.replicas[0].standing.Calibration.Estimate().Samples
 	c.send(post(hello))
 	<-asked
 	if n := r.ahead(0); n != 1 {
@@ -382,7 +382,7 @@ func TestPrefillSentAgain(t *testing.T) {
 	close(free)
 	c.answer()
 	r.over()
-	if n := r.replicas[0].calibration.Estimate().Samples; n != samples || r.s.Datapath().Replays != 1 {
+	if n := r.replicas[0].standing.Calibration.Estimate().Samples; n != samples || r.s.Datapath().Replays != 1 {
 		t.Errorf("%d samples, %d before; %d replays", n, samples, r.s.Datapath().Replays)
 	}
 }
@@ -517,10 +517,10 @@ func TestPrefillLearnsWhatWasCached(t *testing.T) {
 			t.Fatalf("request %d: %+v", i, p)
 		}
 	}
-	if !r.tellsCached.Load() {
+	if !r.standing.TellsCached() {
 		t.Fatal("that the engine tells what it had cached is not noticed")
 	}
-	speed := r.calibration.Speed()
+	speed := r.standing.Calibration.Speed()
 	small, large := speed.Time(policy.Prefill(100, 0)), speed.Time(policy.Prefill(800, 0))
 	if most := 800 * perToken.Seconds(); large < most/2 || large > 4*most || small > large/2 {
 		t.Errorf("100 and 800 tokens are taken to last %.0f and %.0f ms", small*1e3, large*1e3)
@@ -532,8 +532,8 @@ func TestPrefillLearnsWhatWasCached(t *testing.T) {
 func TestPrefillWork(t *testing.T) {
 	f := func(tokens, sequences, cached int, want policy.Work) {
 		t.Helper()
-		x := &exchange{asked: policy.Request{Tokens: tokens}, prefill: prefill{sequences: sequences}}
-		if got := x.workWith(cached); got != want {
+		p := &policy.Sending{Tokens: tokens, Sequences: sequences}
+		if got := p.Work(cached); got != want {
 			t.Errorf("%d tokens in %d sequences, %d cached: %+v, want %+v", tokens, sequences, cached, got, want)
 		}
 	}
@@ -569,19 +569,19 @@ func TestFirstTokenWakesNobody(t *testing.T) {
 			x.claims = x.oneClaim[:]
 			kv.Claim(&x.claims[0], 0, &index.Prompt{Root: root, IDs: ids, Block: 16, Chain: index.AppendTokens(nil, root, ids, 16)}, time.Now())
 		}
-		x.prefill.cached = 0
+		x.prefill.Cached = 0
 		x.expectPrefill()
 
 		l := &x.relay
 		l.mu.Lock()
-		l.state, l.prefilled, l.firstAt = relaying, true, x.prefill.sent.Add(time.Second)
+		l.state, l.prefilled, l.firstAt = relaying, true, x.prefill.Sent.Add(time.Second)
 		l.unlock()
 		told, woken := x.observed > 0, len(c.nudge) > 0
 		if long := blocks > 100; told == long || woken != long || l.prefilled != long {
 			t.Errorf("%d blocks: told %v, woken %v, left to the exchange %v", blocks, told, woken, l.prefilled)
 		}
 		x.takePrefilled()
-		if w, _ := r.backlog.Ahead(&policy.DefaultSpeed, time.Now()); w.Prompts != 0 || !(x.observed > 0) || l.prefilled {
+		if w, _ := r.standing.Backlog.Ahead(&policy.DefaultSpeed, time.Now()); w.Prompts != 0 || !(x.observed > 0) || l.prefilled {
 			t.Errorf("%d blocks: %v ahead, %v observed", blocks, w, x.observed)
 		}
 	}

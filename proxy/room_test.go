@@ -161,7 +161,7 @@ func TestRoom(t *testing.T) {
 	t.Run("who was never tried is told when what waits will be done", func(t *testing.T) {
 		r := newWaitingRig(t, Waiting{Max: 10, Timeout: 20 * time.Second}, 1)
 		r.s.SetClasses(NewClasses([]Class{{"batch", 10}}))
-		r.replicas[0].calibration.SetPrior(policy.Speed{A: 1e-3})
+		r.replicas[0].standing.Calibration.SetPrior(policy.Speed{A: 1e-3})
 		r.busy()
 		// 20,000 tokens that go first, at 1,000 a second.
 		long := r.dial()
@@ -320,8 +320,8 @@ func TestFullIsToldWhenThereIsRoom(t *testing.T) {
 		}
 	}
 	after(1, 2) // nothing is known
-	r.replicas[0].stays.add(20)
-	r.replicas[1].stays.add(60)
+	r.replicas[0].stays.Add(20)
+	r.replicas[1].stays.Add(60)
 	after(15, 30)
 	for range cs {
 		r.release <- struct{}{}
@@ -330,7 +330,7 @@ func TestFullIsToldWhenThereIsRoom(t *testing.T) {
 		c.expects(200, "ok")
 	}
 	eventually(t, 20*time.Second, "how long they were there is learned", func() bool {
-		return r.replicas[0].stays.get() < 20 && r.replicas[1].stays.get() < 60
+		return r.replicas[0].stays.Get() < 20 && r.replicas[1].stays.Get() < 60
 	})
 }
 
@@ -348,8 +348,8 @@ func slow(m *Model) {
 // there, until the end or leave.
 func (r *rig) pending(replica *Replica) (leave func()) {
 	e := new(policy.Entry)
-	replica.backlog.Enter(e, policy.Prefill(1e6, 0), true, time.Now(), 3600)
-	return sync.OnceFunc(func() { replica.backlog.Leave(e, time.Now()) })
+	replica.standing.Backlog.Enter(e, policy.Prefill(1e6, 0), true, time.Now(), 3600)
+	return sync.OnceFunc(func() { replica.standing.Backlog.Leave(e, time.Now()) })
 }
 
 // TestAdmissionRefuses: with an honest Retry-After, and what is expected.

@@ -94,6 +94,7 @@ func newAnswer(cfg *Config, r *request, id string, created int64) *answer {
 		for i := range r.n {
 			c := choice{voice: newVoice(cfg.Seed, p, i), tokens: p.tokens, finish: r.finish}
 			c.voice.pad, c.voice.padMax = r.faults.TokenBytes, r.faults.TokenBytesMax
+			c.voice.say = r.say
 			if r.tokenIDs {
 				c.prompt = p.ids()
 			}

@@ -21,7 +21,7 @@ type Config struct {
 	// MaxModelLen is by default what the KV cache has room for, at most 32768.
 	MaxModelLen int `yaml:"max_model_len" name:"max-model-len" default:"0" help:"Most tokens of a prompt and its answer; 0 is what the KV cache has room for, at most 32768."`
 	// MaxNumSeqs is by default 256; of llama.cpp, whose slots they are, 4; of Ollama 1.
-	MaxNumSeqs int `yaml:"max_num_seqs" name:"max-num-seqs" aliases:"parallel" default:"0" help:"Most sequences that run at the same time; others wait. --parallel of llama.cpp, OLLAMA_NUM_PARALLEL of Ollama. 0 is the profile's, or 256, of these two 4 and 1."`
+	MaxNumSeqs int `yaml:"max_num_seqs" name:"max-num-seqs" aliases:"parallel" default:"0" help:"Most sequences that run at the same time; others wait. --parallel of llama.cpp, OLLAMA_NUM_PARALLEL of Ollama. 0 is the profile's or 256, of these two 4 and 1."`
 	// APIKey, when not empty, must be sent as bearer token to /v1 and /v2.
 	APIKey       string `yaml:"api_key" name:"api-key" help:"Key that requests to /v1 must carry."`
 	BlockSize    int    `yaml:"block_size" name:"block-size" group:"KV cache" default:"0" help:"Tokens of a KV cache block; --page-size of SGLang. 0 is 16, or the profile's."`
@@ -76,8 +76,9 @@ type Config struct {
 	// Profile is a pair of GPU and model, one of those that Profiles returns, whose times and sizes are
 	// used where a field is not set.
 	Profile string `yaml:"profile" name:"profile" help:"GPU and model whose times, cache and budget are used where no other flag says so, such as h100-llama-8b; reference has no interference.."`
-	// MaxNumBatchedTokens is the most tokens of a step: vLLM's default is 2048, or
-	// what its GPU's profile says; llama.cpp's --batch-size is 2048 too.
+	// MaxNumBatchedTokens is the most tokens of a step, at least one for each sequence:
+	// vLLM's default is 2048, or what its GPU's profile says; llama.cpp's --batch-size is
+	// 2048 too.
 	MaxNumBatchedTokens       int  `yaml:"max_num_batched_tokens" name:"max-num-batched-tokens" aliases:"batch-size" default:"0" help:"Most tokens of one step; --batch-size of llama.cpp. 0 is 2048, or the profile's."`
 	NoEnableChunkedPrefill    bool `yaml:"no_enable_chunked_prefill" name:"no-enable-chunked-prefill" help:"vLLM computes each prompt in one step."`
 	LongPrefillTokenThreshold int  `yaml:"long_prefill_token_threshold" name:"long-prefill-token-threshold" default:"0" help:"Most tokens of one prompt in a step of vLLM's while there are others; 0 is any number."`
@@ -130,12 +131,12 @@ func (c *Config) complete() error {
 		c.Engine = "vllm"
 	}
 	setDefault(&c.DataParallelSize, 1)
+	setDefault(&c.MaxNumBatchedTokens, max(2048, c.MaxNumSeqs))
+	setDefault(&c.ChunkedPrefillSize, 8192)
+	setDefault(&c.MaxBatchPrefillTokens, 4096)
 	if c.HostBlocks == 0 && c.HicacheRatio > 0 && c.HicacheRatio <= maxHicacheRatio {
 		c.HostBlocks = int(c.HicacheRatio * float64(c.NumGPUBlocks))
 	}
-	setDefault(&c.MaxNumBatchedTokens, 2048)
-	setDefault(&c.ChunkedPrefillSize, 8192)
-	setDefault(&c.MaxBatchPrefillTokens, 4096)
 	setDefault(&c.KVEvents.BufferSteps, 10000)
 	setDefault(&c.KVEvents.HWM, 100000)
 	// One block is not for tokens.
@@ -182,9 +183,7 @@ func (c *Config) complete() error {
 		errs = append(errs, fmt.Errorf("hicache-ratio must be between 0 and %d, got %v", maxHicacheRatio, c.HicacheRatio))
 	}
 	if c.HostBlocks > 0 && !c.sglang() && c.Engine != "vllm" {
-		errs = append(errs, errors.New("host-blocks is for the engines vllm and sglang"))
-	} else if c.HicacheRatio > 0 && !c.sglang() {
-		errs = append(errs, errors.New("hicache-ratio is for the engine sglang"))
+		errs = append(errs, errors.New("host-blocks and hicache-ratio are for the engines vllm and sglang"))
 	}
 	for _, name := range c.LoRAModules {
 		if name == "" {
@@ -195,7 +194,9 @@ func (c *Config) complete() error {
 		errs = append(errs, fmt.Errorf("kv-events: %w", err))
 	}
 	atLeast("max-num-seqs", c.MaxNumSeqs, 1)
-	atLeast("max-num-batched-tokens", c.MaxNumBatchedTokens, 1)
+	if c.MaxNumBatchedTokens < c.MaxNumSeqs {
+		errs = append(errs, fmt.Errorf("max-num-batched-tokens must be at least max-num-seqs, %d, got %d", c.MaxNumSeqs, c.MaxNumBatchedTokens))
+	}
 	atLeast("long-prefill-token-threshold", c.LongPrefillTokenThreshold, 0)
 	atLeast("chunked-prefill-size", c.ChunkedPrefillSize, -1)
 	atLeast("max-batch-prefill-tokens", c.MaxBatchPrefillTokens, 1)
@@ -260,6 +261,16 @@ func (c *Config) latency() Latency {
 }
 
 func (c *Config) sglang() bool { return c.Engine == "sglang" }
+
+// Completed returns the configuration with all that it leaves open filled in, as a
+// server has it, or says what is wrong with it.
+func (c Config) Completed() (Config, error) {
+	err := c.complete()
+	return c, err
+}
+
+// Latency returns how long an engine's work takes. The configuration must be complete.
+func (c *Config) Latency() Latency { return c.latency() }
 
 // NewEngine returns an engine as a server of this configuration has one in each of
 // its ranks. It does no I/O; what is set for events, KVEvents.Endpoint, is only

@@ -110,9 +110,9 @@ type Sequence struct {
 
 	offloaded, loaded int
 
-	// watch and lane belong to the caller of Engine and are not touched by it.
+	// watch and seat belong to the caller of Engine and are not touched by it.
 	watch *watch
-	lane  int
+	seat  int
 }
 
 // State is how far an engine is with a sequence. The zero value is one that has

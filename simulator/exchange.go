@@ -36,9 +36,9 @@ type exchange struct {
 	// wake holds a token when a sequence of this exchange has a new token, or is
 	// otherwise not as it was.
 	wake chan struct{}
-	// cut: abort was called.
-	cut atomic.Bool
-	buf []byte
+	// ended: abort was called.
+	ended atomic.Bool
+	buf   []byte
 }
 
 // maxRequestBytes bounds a request's body.
@@ -209,7 +209,7 @@ func (x *exchange) depart(complete bool) {
 	for i := range x.choices {
 		seq := &x.choices[i].seq
 		if x.req.api.generates() {
-			x.rank.generated += int(seq.watch.made.Load())
+			x.rank.generated += x.rank.engine.Made(seq)
 		}
 		x.rank.engine.Depart(seq, now)
 	}
@@ -250,7 +250,7 @@ func (x *exchange) stream() bool {
 			break
 		}
 		i := x.nextToken()
-		if i < 0 && x.cut.Load() {
+		if i < 0 && x.ended.Load() {
 			x.aborted, x.clock = true, x.s.now()
 			return x.sendEvents(x.appendFailure(x.buf[:0]))
 		}
@@ -295,7 +295,7 @@ func (x *exchange) send(part []byte) bool {
 // abort makes the exchange end with what there is. It may be called from any
 // goroutine.
 func (x *exchange) abort() {
-	x.cut.Store(true)
+	x.ended.Store(true)
 	select {
 	case x.wake <- struct{}{}:
 	default:
@@ -322,7 +322,7 @@ func (x *exchange) begun() bool {
 // sent.
 func (x *exchange) nextToken() int {
 	for {
-		if x.cut.Load() {
+		if x.ended.Load() {
 			return -1
 		}
 		i := x.earliest()
@@ -384,7 +384,7 @@ func (x *exchange) look(c *choice) {
 	c.began, c.computed = c.seq.Start, c.seq.First
 	if slots := x.process.metrics.slotsOf(x.rank); slots != nil {
 		slots.follow(x.s.now())
-		c.slot = c.seq.lane
+		c.slot = c.seq.seat
 	}
 }
 
@@ -438,8 +438,8 @@ func (x *exchange) pause(d time.Duration) bool {
 // body sends the answer in one piece when its last token is ready, and reports
 // whether it was sent.
 func (x *exchange) body() bool {
-	for !x.cut.Load() {
-		ready, ok := x.until(x.ended(), 0)
+	for !x.ended.Load() {
+		ready, ok := x.until(x.done(), 0)
 		if !ok {
 			return false
 		}
@@ -447,7 +447,7 @@ func (x *exchange) body() bool {
 			break
 		}
 	}
-	if x.cut.Load() {
+	if x.ended.Load() {
 		return x.cutBody()
 	}
 	f := &x.req.faults
@@ -492,16 +492,18 @@ func (x *exchange) cutBody() bool {
 		return false
 	}
 	x.aborted, x.clock = true, x.s.now()
+	x.s.mu.Lock()
 	for i := range x.choices {
 		c := &x.choices[i]
-		c.made = int(c.watch.made.Load())
+		c.made = x.rank.engine.Made(&c.seq)
 	}
+	x.s.mu.Unlock()
 	x.head(x.w.Header())
 	return x.send(x.appendPaddedBody(x.buf[:0]))
 }
 
-// ended reports whether all choices have their last token.
-func (x *exchange) ended() bool {
+// done reports whether all choices have their last token.
+func (x *exchange) done() bool {
 	for i := range x.choices {
 		c := &x.choices[i]
 		if int(c.watch.made.Load()) < c.seq.Output {

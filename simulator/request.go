@@ -99,6 +99,7 @@ type request struct {
 	// ownFaults: they are the request's, not the server's.
 	ownFaults bool
 	raw       *Raw
+	say       uint64 // the number of a text to be said, 0 for none
 }
 
 // xargs are the extensions that any request may carry.
@@ -106,6 +107,9 @@ type xargs struct {
 	Xargs *struct {
 		Sim *Faults `json:"sim"`
 		Raw *Raw    `json:"sim_raw"`
+		// Say is the number of a text of package workload, which the answer is the
+		// beginning of.
+		Say uint64 `json:"sim_say"`
 	} `json:"vllm_xargs"`
 }
 
@@ -121,6 +125,7 @@ func (x *xargs) apply(cfg *Config, r *request) error {
 			return badParameter("vllm_xargs", "%v", err)
 		}
 	}
+	r.say = x.Xargs.Say
 	r.raw = x.Xargs.Raw
 	if r.raw != nil {
 		if err := r.raw.check(); err != nil {

@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/inferrail/inferrail/proxy/prompt/tokenizer"
+	"github.com/inferrail/inferrail/simulator/workload"
 )
 
 // nextToken returns the length in bytes of the first token of text, which must
@@ -139,6 +140,9 @@ func makeWords(texts ...string) []word {
 // and the number of the choice.
 type voice struct {
 	seed uint64
+	// say, when not 0, is the number of the text that is said instead, whoever is
+	// asked: a part of package workload.
+	say uint64
 	// pad and padMax, when not 0, lengthen each token with x's to a length in
 	// bytes drawn from pad to padMax.
 	pad, padMax int
@@ -151,7 +155,13 @@ func newVoice(seed uint64, p prompt, choice int) voice {
 // at returns the random number of token k.
 func (v voice) at(k int) uint64 { return mix(v.seed + uint64(k)*golden) }
 
-func (v voice) word(k int) word { return words[v.at(k)%uint64(len(words))] }
+func (v voice) word(k int) word {
+	if v.say != 0 {
+		text, id := workload.Word(v.say, k)
+		return word{text, text, id}
+	}
+	return words[v.at(k)%uint64(len(words))]
+}
 
 // padding returns how many x's follow token k.
 func (v voice) padding(k int) int {

@@ -32,10 +32,10 @@ var mayImport = map[string][]string{
 // every test's upstream, and the lab of network namespaces that runs whole
 // agents asks bpf whether the machine can.
 var testsMayImport = map[string][]string{
-	"agent": {"simulator"},
+	"agent": {"simulator", "simulator/workload"},
 	"proxy": {"simulator"},
 	"bpf":   {"simulator", "proxy"},
-	"cmd":   {"bpf"},
+	"cmd":   {"bpf", "policy"},
 }
 
 // onlyIn states which folders may import packages of others, by the beginning

@@ -34,7 +34,9 @@ import (
 // TestMain lets the test binary be the agent: with INFERRAIL_RUN=1 it runs the
 // command line like the real one, race detector included.
 func TestMain(m *testing.M) {
-	if os.Getenv("INFERRAIL_RUN") == "1" {
+	// Children of a benchmark have an environment without our variables: they are known
+	// by their command, where a test has flags.
+	if os.Getenv("INFERRAIL_RUN") == "1" || len(os.Args) > 1 && !strings.HasPrefix(os.Args[1], "-") {
 		signals := make(chan os.Signal, 2)
 		signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
 		os.Exit(run(&env{args: os.Args[1:], stdout: os.Stdout, stderr: os.Stderr, signals: signals}))

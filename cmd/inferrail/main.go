@@ -9,9 +9,13 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/alecthomas/kong"
+
+	"github.com/inferrail/inferrail/simulator/virtual"
+	"github.com/inferrail/inferrail/simulator/workload"
 )
 
 // env is what a command may use of the process it runs in, so that tests run
@@ -29,12 +33,14 @@ type env struct {
 
 // commands is the grammar of the command line.
 type commands struct {
-	Agent   agentCommand   `cmd:"" help:"Route requests to engines: the node agent."`
-	Explain explainCommand `cmd:"" help:"Tell where a request would go now, and why."`
-	Check   checkCommand   `cmd:"" help:"Tell what is wrong with a configuration file."`
-	Sim     simCommand     `cmd:"" help:"Be an engine: a simulated vLLM, SGLang, TGI, llama.cpp or Ollama."`
-	Bench   benchCommand   `cmd:"" help:"Measure inferrail beside others."`
-	Version versionCommand `cmd:"" help:"Print the version."`
+	Agent    agentCommand    `cmd:"" help:"Route requests to engines: the node agent."`
+	Explain  explainCommand  `cmd:"" help:"Tell where a request would go now, and why."`
+	Check    checkCommand    `cmd:"" help:"Tell what is wrong with a configuration file."`
+	Sim      simCommand      `cmd:"" help:"Be an engine: a simulated vLLM, SGLang, TGI, llama.cpp or Ollama."`
+	Simulate simulateCommand `cmd:"" help:"Serve a trace in virtual time under each policy: what would it have been?"`
+	Bench    benchCommand    `cmd:"" help:"Measure inferrail beside others."`
+	Demo     demoCommand     `cmd:"" help:"See it choose: sessions over simulated engines of which one becomes slow. Needs no GPU, and under a minute."`
+	Version  versionCommand  `cmd:"" help:"Print the version."`
 }
 
 func main() {
@@ -93,6 +99,7 @@ func newParser(c *commands, e *env) *kong.Kong {
 		kong.Description("Routes OpenAI traffic to self-hosted LLM engines; the kernel streams the answers."),
 		kong.Writers(e.stdout, e.stderr),
 		kong.Exit(func(code int) { panic(exit(code)) }),
+		kong.Vars{"workloads": strings.Join(workload.Names(), ", "), "policies": strings.Join(virtual.UsualPolicies(), ", ")},
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
 		kong.BindTo(context.Background(), (*context.Context)(nil)),
 		kong.Bind(e))

@@ -1,0 +1,350 @@
+package bench
+
+import (
+	"bytes"
+	_ "embed"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"strings"
+	"text/template"
+
+	"github.com/inferrail/inferrail/simulator/workload"
+)
+
+//go:embed report.md.tmpl
+var reportText string
+
+// evaluationReport is what report.md.tmpl is filled with.
+type evaluationReport struct {
+	Tiny     bool
+	Machine  Machine
+	Commits  []string
+	Dates    string
+	Seconds  float64
+	Targets  []targetRow
+	Met, Of  int
+	Overview []string // lines of a table
+	Lost     []string
+	Groups   []reportGroup
+	Missing  []string
+}
+
+type targetRow struct{ What, Where, Measured, Met string }
+
+type reportGroup struct {
+	ID, Title, About string
+	Rates            string // a chart over all of its experiments
+	Experiments      []reportExperiment
+}
+
+type reportExperiment struct {
+	Name, Title, Command string
+	Facts                string
+	Table                []string
+	Charts               []string
+	Verdict              string
+	Doubts               []string
+}
+
+// renderEvaluation makes the report and its charts from the results in dir, and from
+// nothing else: the same results give the same report.
+func renderEvaluation(dir string) (report []byte, charts []Chart, err error) {
+	meta, err := readEvaluated(dir)
+	if err != nil {
+		return nil, nil, err
+	}
+	r := &evaluationReport{Tiny: meta.Tiny, Machine: meta.Machine}
+	comparisons := map[string]*workload.Comparison{}
+	for i := range meta.Runs {
+		run := &meta.Runs[i]
+		x := planned(run.Name)
+		if x == nil {
+			continue
+		}
+		c, err := ReadComparison(x.file(dir))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		} else if err != nil {
+			return nil, nil, err
+		}
+		comparisons[run.Name] = c
+		r.Seconds += run.Seconds
+		if !slices.Contains(r.Commits, run.Commit) {
+			r.Commits = append(r.Commits, run.Commit)
+		}
+		switch date := run.Date[:min(len(run.Date), 10)]; {
+		case r.Dates == "":
+			r.Dates = date
+		case !strings.HasSuffix(r.Dates, date):
+			r.Dates = r.Dates[:10] + " to " + date
+		}
+	}
+	for g := range plan {
+		section := reportGroup{ID: plan[g].id, Title: plan[g].title, About: plan[g].about}
+		for i := range plan[g].experiments {
+			x := &plan[g].experiments[i]
+			c := comparisons[x.name]
+			if c == nil {
+				r.Missing = append(r.Missing, x.name)
+				continue
+			}
+			shown := reportExperiment{Name: x.name, Title: x.title, Facts: asked(c) + provenance(c) + ".", Table: policyTable(c), Verdict: verdict(c, x.unlike)}
+			for _, run := range meta.Runs {
+				if run.Name == x.name {
+					shown.Command = run.Command
+				}
+			}
+			for i := range c.Runs {
+				for _, d := range c.Runs[i].Doubts {
+					shown.Doubts = append(shown.Doubts, c.Runs[i].Policy+": "+d)
+				}
+			}
+			titled := *c
+			titled.Workload, titled.Speed = x.title, 1 // the title says how fast it is
+			for _, chart := range Charts(x.name, &titled) {
+				if kind := strings.TrimPrefix(chart.Name, x.name+"-"); slices.Contains(x.charts, kind) {
+					charts = append(charts, chart)
+					shown.Charts = append(shown.Charts, chart.Name)
+				}
+			}
+			section.Experiments = append(section.Experiments, shown)
+			if lost := losses(c); lost != "" {
+				r.Lost = append(r.Lost, x.title+": "+lost)
+			}
+		}
+		if section.ID == "rates" {
+			of := []*workload.Comparison{}
+			for _, name := range append([]string{"conversation", "conversation-fast"}, names(plan[g].experiments)...) {
+				if c := comparisons[name]; c != nil {
+					c := *c
+					c.Workload = "Mooncake conversation"
+					c.Runs = slices.DeleteFunc(slices.Clone(c.Runs), func(s workload.Summary) bool {
+						return !strings.Contains(","+few[len(" --policy "):]+",", ","+s.Policy+",")
+					})
+					of = append(of, &c)
+				}
+			}
+			for _, chart := range RateCharts(of) {
+				chart.Name = "conversation-rates"
+				charts = append(charts, chart)
+				section.Rates = chart.Name
+			}
+		}
+		if len(section.Experiments) > 0 {
+			r.Groups = append(r.Groups, section)
+		}
+	}
+	for i := range targets {
+		for _, name := range targets[i].on {
+			row := targetRow{What: targets[i].what, Where: planned(name).title, Measured: "not measured", Met: "?"}
+			if c := comparisons[name]; c != nil {
+				if measured, met, ok := targets[i].measure(c); ok {
+					row.Measured, row.Met = measured, "**no**"
+					if met {
+						row.Met = "yes"
+						r.Met++
+					}
+				}
+			}
+			r.Of++
+			r.Targets = append(r.Targets, row)
+		}
+	}
+	r.Overview = overview(comparisons)
+	t, err := template.New("report").Funcs(template.FuncMap{"seconds": inSeconds.write, "join": strings.Join}).Parse(reportText)
+	if err != nil {
+		return nil, nil, fmt.Errorf("BUG: report.md.tmpl: %w", err)
+	}
+	var b bytes.Buffer
+	if err := t.Execute(&b, r); err != nil {
+		return nil, nil, fmt.Errorf("BUG: report.md.tmpl: %w", err)
+	}
+	return b.Bytes(), charts, nil
+}
+
+func names(experiments []experiment) []string {
+	var all []string
+	for _, x := range experiments {
+		all = append(all, x.name)
+	}
+	return all
+}
+
+// percent is a part in columns: all with one digit behind the point.
+func percent(v float64) string { return fmt.Sprintf("%.1f %%", 100*v) }
+
+// row joins the cells of one line of a table.
+func row(cells ...string) string { return "| " + strings.Join(cells, " | ") + " |" }
+
+// policyTable is a comparison as a table, a policy a line.
+func policyTable(c *workload.Comparison) []string {
+	refused, failed, capacity := false, false, len(c.Capacity) > 0
+	for i := range c.Runs {
+		refused = refused || c.Runs[i].Refused > 0
+		failed = failed || c.Runs[i].Failed > 0
+	}
+	head := []string{"policy", "TTFT mean", "p50", "p99", "of bound", "TPOT p99", "E2E mean", "E2E p99", "hit rate", "hotspot", "good"}
+	if refused {
+		head = append(head, "refused")
+	}
+	if failed {
+		head = append(head, "failed")
+	}
+	if capacity {
+		head = append(head, "requests/s", "replicas")
+	}
+	line := make([]string, len(head))
+	for i := range line {
+		line[i] = "---:"
+	}
+	line[0] = "---"
+	table := []string{row(head...), row(line...)}
+	add := func(s *workload.Summary, name string) {
+		of := "-"
+		if c.Bound != nil && c.Bound.TTFT.Mean > 0 {
+			of = fmt.Sprintf("%.2fx", s.TTFT.Mean/c.Bound.TTFT.Mean)
+		}
+		hotspot, good := fmt.Sprintf("%.2f", s.Hotspot), percent(s.Good)
+		if s == c.Bound {
+			hotspot, good = "-", "-"
+		}
+		cells := []string{name, inMS.write(s.TTFT.Mean), inMS.write(s.TTFT.P50), inMS.write(s.TTFT.P99), of, inMS.write(s.TPOT.P99),
+			inMS.write(s.E2E.Mean), inMS.write(s.E2E.P99), percent(s.HitRate), hotspot, good}
+		if refused {
+			cells = append(cells, digits(float64(s.Refused)))
+		}
+		if failed {
+			cells = append(cells, digits(float64(s.Failed)))
+		}
+		if capacity {
+			rate, gpus := "-", "-"
+			if h := capacityOf(c, s.Policy); h != nil && s != c.Bound {
+				rate, gpus = digits(h.Rate), digits(h.GPUs)
+			}
+			cells = append(cells, rate, gpus)
+		}
+		table = append(table, row(cells...))
+	}
+	for _, s := range inOrder(c.Runs) {
+		name := s.Policy
+		if name == defaultPolicy {
+			name = "**" + name + "**"
+		}
+		add(s, name)
+	}
+	if c.Bound != nil {
+		add(c.Bound, "_bound_")
+	}
+	return table
+}
+
+// measures are what policies are compared by. Smaller is better.
+var measures = []struct {
+	name string
+	of   func(*workload.Summary) float64
+}{
+	{"mean TTFT", func(s *workload.Summary) float64 { return s.TTFT.Mean }},
+	{"p99 TTFT", func(s *workload.Summary) float64 { return s.TTFT.P99 }},
+	{"mean E2E", func(s *workload.Summary) float64 { return s.E2E.Mean }},
+	{"tokens not cached", func(s *workload.Summary) float64 { return 1 - s.HitRate }},
+}
+
+// near is how much better another policy has to be for the default to have lost, as a
+// part: less is chance.
+const near = 0.01
+
+// losses names the policies that are better than the default, by what; "" when none is.
+func losses(c *workload.Comparison) string {
+	ours := runOf(c, defaultPolicy)
+	if ours == nil {
+		return ""
+	}
+	var lost []string
+	for _, m := range measures {
+		var better []string
+		for _, s := range inOrder(c.Runs) {
+			if s != ours && s.Requests > 0 && m.of(s) > 0 && m.of(s) < m.of(ours)*(1-near) {
+				better = append(better, fmt.Sprintf("%s (%s)", s.Policy, change(m.of(s)/m.of(ours)-1)))
+			}
+		}
+		if better != nil {
+			lost = append(lost, m.name+": "+strings.Join(better, ", "))
+		}
+	}
+	return strings.Join(lost, "; ")
+}
+
+// verdict is what a comparison comes to in a sentence or two.
+func verdict(c *workload.Comparison, against string) string {
+	ours, theirs := runOf(c, defaultPolicy), runOf(c, or(against, "round_robin"))
+	if ours == nil || theirs == nil || theirs.TTFT.Mean <= 0 || theirs.TTFT.P99 <= 0 {
+		return ""
+	}
+	s := fmt.Sprintf("The default's mean TTFT is %s %s's, its p99 %s.", change(ours.TTFT.Mean/theirs.TTFT.Mean-1), theirs.Policy, change(ours.TTFT.P99/theirs.TTFT.P99-1))
+	if lost := losses(c); lost != "" {
+		s += " **Not the best**: " + lost + "."
+	}
+	return s
+}
+
+// overview is a table of mean times to first token over the bound, or where there is no
+// bound over the best: an experiment a line, a policy a column. The best is emphasised.
+func overview(comparisons map[string]*workload.Comparison) []string {
+	var policies []string
+	for _, c := range comparisons {
+		for _, s := range inOrder(c.Runs) {
+			if !slices.Contains(policies, s.Policy) {
+				policies = append(policies, s.Policy)
+			}
+		}
+	}
+	slices.SortFunc(policies, func(a, b string) int {
+		if d := lookOf(a) - lookOf(b); d != 0 {
+			return d
+		}
+		return strings.Compare(a, b)
+	})
+	line := []string{"---"}
+	for range policies {
+		line = append(line, "---:")
+	}
+	table := []string{row(append([]string{"mean TTFT, in bounds"}, policies...)...), row(line...)}
+	for g := range plan {
+		for i := range plan[g].experiments {
+			x := &plan[g].experiments[i]
+			c := comparisons[x.name]
+			if c == nil || c.Bound == nil || c.Bound.TTFT.Mean <= 0 || plan[g].id == "rates" || plan[g].id == "admission" || plan[g].id == "capacity" {
+				continue
+			}
+			least := 0.0
+			for k := range c.Runs {
+				if m := c.Runs[k].TTFT.Mean; m > 0 && (least == 0 || m < least) {
+					least = m
+				}
+			}
+			cells := []string{x.title}
+			for _, p := range policies {
+				s := runOf(c, p)
+				switch {
+				case s == nil || s.TTFT.Mean <= 0:
+					cells = append(cells, "")
+				case s.TTFT.Mean <= least*(1+near):
+					cells = append(cells, "**"+fmt.Sprintf("%.2f**", s.TTFT.Mean/c.Bound.TTFT.Mean))
+				default:
+					cells = append(cells, fmt.Sprintf("%.2f", s.TTFT.Mean/c.Bound.TTFT.Mean))
+				}
+			}
+			table = append(table, row(cells...))
+		}
+	}
+	if len(table) == 2 {
+		return nil
+	}
+	return table
+}
+
+// evaluationDir is where the committed results are, from this package's folder.
+var evaluationDir = filepath.Join("results", "evaluation")

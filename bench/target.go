@@ -1,0 +1,110 @@
+package bench
+
+import (
+	"fmt"
+
+	"github.com/inferrail/inferrail/simulator/workload"
+)
+
+// target is one thing that the default policy is to reach.
+type target struct {
+	what string
+	// on are the experiments that it is to be reached in.
+	on []string
+	// measure says what an experiment has, whether that is enough, and false when the
+	// experiment does not tell.
+	measure func(c *workload.Comparison) (measured string, met, ok bool)
+}
+
+// targets are what the evaluation is there to check.
+var targets = []target{
+	{"97 % of the reuse that capacity allows", []string{"conversation", "conversation-fast", "synthetic", "synthetic-fast"},
+		func(c *workload.Comparison) (string, bool, bool) {
+			ours := runOf(c, defaultPolicy)
+			if ours == nil || ours.Ceiling <= 0 {
+				return "", false, false
+			}
+			share := ours.HitRate / ours.Ceiling
+			return fmt.Sprintf("%s of %s: %s", percent(ours.HitRate), percent(ours.Ceiling), percent(share)), share >= 0.97, true
+		}},
+	{"hotspot at most 1.1", []string{"conversation", "conversation-fast", "synthetic", "synthetic-fast"},
+		func(c *workload.Comparison) (string, bool, bool) {
+			ours := runOf(c, defaultPolicy)
+			if ours == nil {
+				return "", false, false
+			}
+			return fmt.Sprintf("%.3f", ours.Hotspot), ours.Hotspot <= 1.1, true
+		}},
+	{"mean TTFT within 15 % of the bound", []string{"conversation", "conversation-fast", "synthetic", "synthetic-fast"},
+		func(c *workload.Comparison) (string, bool, bool) {
+			ours := runOf(c, defaultPolicy)
+			if ours == nil || c.Bound == nil || c.Bound.TTFT.Mean <= 0 {
+				return "", false, false
+			}
+			above := ours.TTFT.Mean/c.Bound.TTFT.Mean - 1
+			s := fmt.Sprintf("%s, bound %s: %s above", inMS.write(ours.TTFT.Mean), inMS.write(c.Bound.TTFT.Mean), inPercent.write(above))
+			if turns := runOf(c, "round_robin"); turns != nil {
+				s += fmt.Sprintf(" (round_robin is at %.2fx)", turns.TTFT.Mean/c.Bound.TTFT.Mean)
+			}
+			return s, above <= 0.15, true
+		}},
+	{"p99 TTFT 40 % below round_robin", []string{"w1", "w2", "w3", "w4"}, below("round_robin", 0.40)},
+	{"p99 TTFT 48 % below round_robin with one engine twice as slow", []string{"dio-asymmetry"}, below("round_robin", 0.48)},
+	{"at least one GPU in four saved at equal limits", []string{"capacity-w1", "capacity-w2", "capacity-w3"},
+		func(c *workload.Comparison) (string, bool, bool) {
+			ours, turns := capacityOf(c, defaultPolicy), capacityOf(c, "round_robin")
+			if ours == nil || turns == nil || turns.GPUs <= 0 {
+				return "", false, false
+			}
+			saved := 1 - ours.GPUs/turns.GPUs
+			return fmt.Sprintf("%s instead of %s: %s saved", digits(ours.GPUs), digits(turns.GPUs), inPercent.write(saved)), saved >= 0.25, true
+		}},
+	{"as good as round_robin where nothing is shared (mean and p99 TTFT at most 3 % above)", []string{"w6"},
+		func(c *workload.Comparison) (string, bool, bool) {
+			ours, turns := runOf(c, defaultPolicy), runOf(c, "round_robin")
+			if ours == nil || turns == nil || turns.TTFT.Mean <= 0 || turns.TTFT.P99 <= 0 {
+				return "", false, false
+			}
+			mean, p99 := ours.TTFT.Mean/turns.TTFT.Mean-1, ours.TTFT.P99/turns.TTFT.P99-1
+			return fmt.Sprintf("mean %s, p99 %s", change(mean), change(p99)), mean <= 0.03 && p99 <= 0.03, true
+		}},
+}
+
+// below measures how far the default's p99 is below another policy's.
+func below(other string, least float64) func(*workload.Comparison) (string, bool, bool) {
+	return func(c *workload.Comparison) (string, bool, bool) {
+		ours, theirs := runOf(c, defaultPolicy), runOf(c, other)
+		if ours == nil || theirs == nil || theirs.TTFT.P99 <= 0 {
+			return "", false, false
+		}
+		by := 1 - ours.TTFT.P99/theirs.TTFT.P99
+		return fmt.Sprintf("%s after %s: %s", inMS.write(ours.TTFT.P99), inMS.write(theirs.TTFT.P99), change(-by)), by >= least, true
+	}
+}
+
+// change is a difference as a part of what it is compared with.
+func change(by float64) string {
+	if by < 0 {
+		return inPercent.write(-by) + " below"
+	}
+	return inPercent.write(by) + " above"
+}
+
+// runOf is a policy's run, nil when there is none.
+func runOf(c *workload.Comparison, policy string) *workload.Summary {
+	for i := range c.Runs {
+		if c.Runs[i].Policy == policy {
+			return &c.Runs[i]
+		}
+	}
+	return nil
+}
+
+func capacityOf(c *workload.Comparison, policy string) *workload.Capacity {
+	for i := range c.Capacity {
+		if c.Capacity[i].Policy == policy {
+			return &c.Capacity[i]
+		}
+	}
+	return nil
+}

@@ -1,0 +1,175 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/inferrail/inferrail/bench"
+	"github.com/inferrail/inferrail/policy"
+	"github.com/inferrail/inferrail/simulator"
+	"github.com/inferrail/inferrail/simulator/virtual"
+	"github.com/inferrail/inferrail/simulator/workload"
+)
+
+// contest is one of `inferrail bench compare`, whose engines and agents are this test.
+func contest(t *testing.T, name string, rate float64, requests, replicas int, policies ...string) *bench.Contest {
+	return &bench.Contest{
+		Traffic: bench.Traffic{Workload: name, Rate: rate, Requests: requests, Speed: 1, TTFTLimit: 2 * time.Second, TPOTLimit: 100 * time.Millisecond},
+		// Whether the machine keeps up is not what is tested.
+		Asking:   bench.Asking{Stream: true, Exact: true, Timeout: time.Minute, MaxAtOnce: 1000, MaxLag: time.Hour, MaxBusy: 2},
+		Policies: policies, Seeds: 1, Seed: 1, Attempts: 1, Replicas: replicas, Datapath: "copy",
+		Engine: "vllm", KVBlocks: 4000, BlockSize: 16, MaxSeqs: 64, Events: true,
+		JSON:    filepath.Join(t.TempDir(), "comparison.json"),
+		Program: []string{"env", "INFERRAIL_RUN=1", thisTest()},
+		Stdout:  new(bytes.Buffer), Stderr: new(bytes.Buffer),
+	}
+}
+
+// run runs a contest and returns what it has written.
+func runContest(t *testing.T, c *bench.Contest) (comparison workload.Comparison) {
+	t.Helper()
+	if err := c.Run(t.Context()); err != nil {
+		t.Fatalf("%v\n%s\n%s", err, c.Stdout, c.Stderr)
+	}
+	b, err := os.ReadFile(c.JSON)
+	if err == nil {
+		err = json.Unmarshal(b, &comparison)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return comparison
+}
+
+// A comparison gives each policy the same requests, and fresh engines: what requests
+// were told of the caches is what all engines have counted.
+func TestContest(t *testing.T) {
+	c := contest(t, "w1", 40, 80, 2, "round_robin", "cost_model")
+	c.Seeds, c.Plot = 2, filepath.Join(t.TempDir(), "charts")
+	c.Simulated = simulator.Config{PrefillA: 5, PrefillD: 500, TimePerOutputToken: 500 * time.Microsecond}
+	comparison := runContest(t, c)
+	if comparison.Face != "http" || comparison.Replicas != 2 || !slices.Equal(comparison.Seeds, []uint64{1, 2}) || len(comparison.Runs) != 2 || len(comparison.All) != 4 {
+		t.Fatalf("%+v", comparison)
+	}
+	for i, policy := range []string{"round_robin", "cost_model"} {
+		median, runs := comparison.Runs[i], comparison.All[2*i:2*i+2]
+		if median.Policy != policy || median.Spread.Runs != 2 {
+			t.Errorf("medians %+v", median)
+		}
+		for _, s := range runs {
+			if s.Policy != policy || s.Requests != 80 || s.Failed+s.Refused != 0 || len(s.Failures) != 0 {
+				t.Errorf("%+v", s)
+			}
+			if len(s.Replicas) != 2 || s.Replicas[0]+s.Replicas[1] != 80 {
+				t.Errorf("%s: requests of the replicas %v", policy, s.Replicas)
+			}
+			if math.Abs(s.HitRate-s.EngineHitRate) > 1e-9 {
+				t.Errorf("%s: %v were cached by what answers say, %v by the engines' counters", policy, s.HitRate, s.EngineHitRate)
+			}
+			if s.HitRate < 0.2 || s.TTFT.P50 <= 0 || s.E2E.P50 < s.TTFT.P50 || s.Prediction <= 0 || s.Good <= 0 {
+				t.Errorf("%+v", s)
+			}
+		}
+	}
+	if got := c.Stdout.(*bytes.Buffer).String(); !strings.Contains(got, "round_robin") || !strings.Contains(got, "cost_model") {
+		t.Errorf("table %s", got)
+	}
+	if charts, err := filepath.Glob(filepath.Join(c.Plot, "*.svg")); err != nil || len(charts) == 0 {
+		t.Errorf("charts %v, %v", charts, err)
+	}
+	// The seed that comes second begins with the second policy.
+	progress := c.Stderr.(*bytes.Buffer).String()
+	for _, line := range []string{"[1/4] round_robin, seed 1", "[2/4] cost_model, seed 1", "[3/4] cost_model, seed 2", "[4/4] round_robin, seed 2"} {
+		if !strings.Contains(progress, line+": first token") {
+			t.Errorf("no %q in\n%s", line, progress)
+		}
+	}
+}
+
+// A contest may be about admission: requests that are refused are told apart from those
+// that fail, and are not good.
+func TestContestWithAdmission(t *testing.T) {
+	c := contest(t, "w6", 100, 60, 1, "cost_model")
+	c.Simulated = simulator.Config{PrefillA: 60, PrefillD: 5000, TimePerOutputToken: 200 * time.Microsecond}
+	c.Routing, c.Budget = "admission: {mode: absolute}", 300*time.Millisecond
+	s := runContest(t, c).Runs[0]
+	if s.Refused == 0 || s.Failed != 0 || s.Failures[workload.Refused] != s.Refused || s.Replicas[0] != s.Requests-s.Refused || s.Good > float64(s.Requests-s.Refused)/float64(s.Requests) {
+		t.Errorf("%+v", s)
+	}
+}
+
+// What cannot be run is an error that says what to do.
+func TestContestFailure(t *testing.T) {
+	f := func(change func(*bench.Contest), want string) {
+		t.Helper()
+		c := contest(t, "w1", 100, 5, 1, "round_robin")
+		change(c)
+		if err := c.Run(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want %q", err, want)
+		}
+	}
+	f(func(c *bench.Contest) { c.Policies = []string{"best"} }, `"best" is unknown; want cost_model`)
+	f(func(c *bench.Contest) { c.Policies = nil }, "nothing to compare")
+	f(func(c *bench.Contest) { c.Workload = "w9" }, `there is no workload "w9"`)
+	f(func(c *bench.Contest) { c.Replicas = 0 }, "--replicas must be 1 to 64")
+	f(func(c *bench.Contest) { c.MaxLag = 0 }, "--max-lag 0s: want a time above 0")
+	f(func(c *bench.Contest) { c.KVBlocks = 20 }, "max-model-len")
+	f(func(c *bench.Contest) { c.MaxLag = time.Nanosecond }, "the figures should not be relied on")
+}
+
+// Virtual time and HTTP are two ways to the same engines and the same decisions: the
+// median time to the first token of the same workload is the same. Each prompt takes
+// long enough that what sockets take is little beside it; a busy machine may have
+// several tries, a difference that is there by design has none.
+func TestVirtualTimeAndHTTPAgree(t *testing.T) {
+	const requests, replicas, tries = 200, 3, 4
+	const rate = 15
+	engine := simulator.Config{PrefillA: 60, PrefillB: 0.002, PrefillD: 50_000, TimePerOutputToken: time.Millisecond,
+		NumGPUBlocks: 4000, BlockSize: 16, MaxNumSeqs: 64, MaxModelLen: 32768}
+	w, err := workload.Generate(workload.Options{Name: "w1", Seed: 1, Rate: rate, Requests: requests})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"round_robin", "cost_model"} {
+		fleet := virtual.Fleet{Events: true, EventLag: time.Millisecond, Lag: 250 * time.Microsecond}
+		for i := range replicas {
+			one := engine
+			one.Seed = uint64(i)
+			fleet.Engines = append(fleet.Engines, one)
+		}
+		p, err := policy.New(name, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		outcome, err := fleet.Serve(t.Context(), w, p, virtual.Options{Seed: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := workload.Summarize(outcome.Records, w, workload.SummaryOptions{Replicas: replicas})
+		for try := 1; ; try++ {
+			c := contest(t, "w1", rate, requests, replicas, name)
+			c.Simulated = engine
+			got := runContest(t, c).Runs[0]
+			off := got.TTFT.P50/want.TTFT.P50 - 1
+			t.Logf("%s: the median is %.1f ms over HTTP, %.1f ms in virtual time: %+.1f %%; mean %.1f and %.1f, p99 %.1f and %.1f; %.1f and %.1f %% cached; sent %.2f ms late (p99)",
+				name, got.TTFT.P50, want.TTFT.P50, 100*off, got.TTFT.Mean, want.TTFT.Mean, got.TTFT.P99, want.TTFT.P99, 100*got.HitRate, 100*want.HitRate, got.Lag.P99)
+			if got.Requests != want.Requests || got.Failed != 0 {
+				t.Errorf("%d requests, %d failed; %d in virtual time", got.Requests, got.Failed, want.Requests)
+			}
+			if math.Abs(off) <= 0.05 {
+				break
+			}
+			if try == tries {
+				t.Errorf("%s: never within 5 %%", name)
+				break
+			}
+		}
+	}
+}

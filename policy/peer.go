@@ -1,0 +1,210 @@
+package policy
+
+import (
+	"slices"
+	"strings"
+	"time"
+)
+
+// EnoughSamples is how many observations make an estimate that is passed on.
+const EnoughSamples = 20
+
+// Unobserved is how many first tokens the others of a fleet must have told something
+// while a replica, slower than they are, told nothing, until it is tried whether it
+// is slow still. So at most one request of as many is spent on that.
+const Unobserved = 200
+
+// Peer is a replica among others whose speeds may be alike. The agent has one for
+// each member, and the simulator one for each engine; it is used by ShareSpeeds, on
+// one goroutine at a time. The zero value must be given a Standing.
+type Peer struct {
+	Standing *Standing
+	// Models are the names of what it serves, the first of which is asked first.
+	Models []string
+	// Estimate is what was known of its speed when ShareSpeeds was last called.
+	Estimate Estimate
+
+	// When samples was last seen to change, which is how many observations of its
+	// speed there are, the others had others.
+	samples, others int
+}
+
+// sharesModel reports that both serve a model.
+func (p *Peer) sharesModel(other *Peer) bool {
+	return slices.ContainsFunc(p.Models, func(name string) bool { return slices.Contains(other.Models, name) })
+}
+
+// pace is the speeds that some peers have proved to have, and the ones among them of
+// which the coefficients can be told apart.
+type pace struct{ all, sure spread }
+
+func (s *pace) add(e *Estimate) {
+	s.all.add(e.Speed)
+	if e.Determined {
+		s.sure.add(e.Speed)
+	}
+}
+
+// median is called when all have been added. without, if not nil, is one of them that
+// is left out; ok is false when there is no other.
+func (s *pace) median(without *Estimate) (usual Speed, ok bool) {
+	var left *Speed
+	if without != nil {
+		left = &without.Speed
+	}
+	if without != nil && !without.Determined {
+		if usual, ok = s.sure.median(nil); ok {
+			return usual, true
+		}
+	} else if usual, ok = s.sure.median(left); ok {
+		return usual, true
+	}
+	return s.all.median(left)
+}
+
+// usual is the median of all, DefaultSpeed when there is none.
+func (s *pace) usual() Speed {
+	usual, _ := s.median(nil)
+	return usual
+}
+
+// spread are the coefficients of some speeds, in order once sorted is set.
+type spread struct {
+	of     [3][]float64
+	sorted bool
+}
+
+func (s *spread) add(v Speed) {
+	if !v.sound() {
+		return
+	}
+	for i, c := range [3]float64{v.A, v.B, v.D} {
+		s.of[i] = append(s.of[i], c)
+	}
+}
+
+// median is the median of each coefficient, DefaultSpeed and false when there is none.
+// without, if not nil, is one of the speeds, and does not count;
+// those that are no speeds never do.
+func (s *spread) median(without *Speed) (Speed, bool) {
+	n := len(s.of[0])
+	if without != nil && !without.sound() {
+		without = nil
+	}
+	if without != nil {
+		n--
+	}
+	if n <= 0 {
+		return DefaultSpeed, false
+	}
+	if !s.sorted {
+		for _, c := range s.of {
+			slices.Sort(c)
+		}
+		s.sorted = true
+	}
+	var out [3]float64
+	for i, c := range s.of {
+		left := len(c)
+		if without != nil {
+			left, _ = slices.BinarySearch(c, [3]float64{without.A, without.B, without.D}[i])
+		}
+		at := func(k int) float64 {
+			if k >= left {
+				k++
+			}
+			return c[k]
+		}
+		out[i] = at((n-1)/2)/2 + at(n/2)/2
+	}
+	return Speed{out[0], out[1], out[2]}, true
+}
+
+// ShareSpeeds gives each peer that has no observations, or a few, the median of
+// those that have: of those that serve one of its models, or else of all, or what
+// nothing is known of; then whole answers tell whether it is slower. One that is slow
+// and has had none for long is supposed to be as fast as the others of its models, for
+// one request. It is called about each second.
+func ShareSpeeds(peers []*Peer, now time.Time) {
+	var all pace
+	byModel := map[string]*pace{}
+	var lacking []*Peer
+	total := 0
+	for _, p := range peers {
+		p.Estimate = p.Standing.Calibration.Estimate()
+		e := &p.Estimate
+		total += e.Samples
+		if e.Samples < EnoughSamples {
+			lacking = append(lacking, p)
+			continue
+		}
+		all.add(e)
+		for _, name := range p.Models {
+			if byModel[name] == nil {
+				byModel[name] = new(pace)
+			}
+			byModel[name].add(e)
+		}
+	}
+	// Those that serve the same have the same others, and themselves.
+	key := func(p *Peer) string { return strings.Join(p.Models, "\x00") }
+	answers := map[string][]float64{}
+	for _, p := range lacking {
+		if i := slices.IndexFunc(p.Models, func(name string) bool { return byModel[name] != nil }); i >= 0 {
+			p.Standing.Calibration.SetPrior(byModel[p.Models[i]].usual())
+		} else {
+			p.Standing.Calibration.SetPrior(all.usual().Times(p.slowness(peers, answers, key(p))))
+		}
+	}
+	typical := Prefill(1000, 1000)
+	alike := map[string]*pace{}
+	for _, p := range peers {
+		e := &p.Estimate
+		if others := total - e.Samples; e.Samples != p.samples || others < p.others {
+			p.samples, p.others = e.Samples, others
+		}
+		if e.Samples == 0 || total-e.Samples-p.others < Unobserved {
+			continue
+		}
+		if ahead, _ := p.Standing.Backlog.Ahead(&e.Speed, now); ahead.Prompts > 0 {
+			continue
+		}
+		others := alike[key(p)]
+		if others == nil {
+			others = new(pace)
+			for _, other := range peers {
+				if other.Estimate.Samples >= EnoughSamples && other.sharesModel(p) {
+					others.add(&other.Estimate)
+				}
+			}
+			alike[key(p)] = others
+		}
+		without := e
+		if e.Samples < EnoughSamples {
+			without = nil // it is not among them
+		}
+		if usual, ok := others.median(without); ok && usual.Time(typical) < e.Speed.Time(typical) {
+			p.Standing.Calibration.Suppose(usual)
+		}
+	}
+}
+
+// slowness is how slow a peer is of whose models no first token was seen. answers has,
+// by their keys, what others took for whole answers who serve the same.
+func (p *Peer) slowness(peers []*Peer, answers map[string][]float64, key string) float64 {
+	s := p.Standing.Filter.State()
+	if s.Samples < fewAnswers {
+		return 1
+	}
+	all, known := answers[key]
+	if !known {
+		for _, other := range peers {
+			if o := other.Standing.Filter.State(); o.Samples >= fewAnswers && other.sharesModel(p) {
+				all = append(all, o.Mean)
+			}
+		}
+		slices.Sort(all)
+		answers[key] = all
+	}
+	return s.slowness(all)
+}

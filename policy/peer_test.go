@@ -1,0 +1,62 @@
+package policy
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+)
+
+// The median of all but one is that of a list from which it was taken.
+func TestPaceWithoutOne(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for range 2000 {
+		var p pace
+		list := make([]Estimate, rng.IntN(7))
+		for i := range list {
+			// Few values, so that many are equal; some are no speeds.
+			draw := func() float64 { return float64(rng.IntN(4)) }
+			list[i] = Estimate{Speed: Speed{draw(), draw(), draw()}, Determined: rng.IntN(3) == 0}
+			p.add(&list[i])
+		}
+		for skip := -1; skip < len(list); skip++ {
+			var all, sure []Speed
+			for i := range list {
+				if i == skip || !list[i].Speed.sound() {
+					continue
+				}
+				all = append(all, list[i].Speed)
+				if list[i].Determined {
+					sure = append(sure, list[i].Speed)
+				}
+			}
+			want := MedianSpeed(all)
+			if len(sure) > 0 {
+				want = MedianSpeed(sure)
+			}
+			var without *Estimate
+			if skip >= 0 {
+				without = &list[skip]
+			}
+			if got, ok := p.median(without); got != want || ok != (len(all) > 0) {
+				t.Fatalf("%+v without %d: %v, %v, want %v", list, skip, got, ok, want)
+			}
+		}
+	}
+}
+
+// BenchmarkShareSpeeds1000 is what sharing takes each second in a large fleet, of which
+// most have told nothing since.
+func BenchmarkShareSpeeds1000(b *testing.B) {
+	peers := make([]*Peer, 1000)
+	now := time.Unix(1, 0)
+	for i := range peers {
+		peers[i] = &Peer{Standing: new(Standing), Models: []string{"m"}}
+		for k := range 30 {
+			w := Prefill(500+100*k, 0)
+			peers[i].Standing.Calibration.Observe(Observation{Work: w, Seconds: float64(50+i%7) * 1e-6 * w.Tokens})
+		}
+	}
+	for b.Loop() {
+		ShareSpeeds(peers, now)
+	}
+}

@@ -1,0 +1,150 @@
+package policy
+
+import (
+	"math"
+	"sync/atomic"
+	"time"
+)
+
+// Standing is what one agent knows of one replica, but for what is in its cache: what
+// it has sent there, how fast the replica has proved to be, and what its engine has
+// told of its load. The proxy has one for each replica, and the simulator one for each
+// agent and engine; it lives as long as the replica is a member and must not be
+// copied. Its methods may be called from any goroutine, wait for nobody for long, and
+// allocate nothing. The zero value knows nothing.
+type Standing struct {
+	// Backlog is what the agent has sent there and is not prefilled, Calibration what
+	// was learned of the replica's speed, and Filter what nlms has.
+	Backlog     Backlog
+	Calibration Calibration
+	Filter      Filter
+
+	load        atomic.Pointer[Load] // what was told last, nil for nothing yet
+	promises    promises
+	prompts     RecentMean  // uncached tokens of prompts that were sent there
+	disturbed   atomic.Bool // Backlog was told so
+	tellsCached atomic.Bool // the engine has told what it had cached of a prompt
+}
+
+// SetLoad says what the engine has told of its load; nil that nothing is known.
+func (s *Standing) SetLoad(l *Load) {
+	s.load.Store(l)
+	_, waiting := l.Foreign()
+	s.Backlog.Disturbed(waiting > 0)
+	s.disturbed.Store(waiting > 0)
+}
+
+// Load is what SetLoad was told last.
+func (s *Standing) Load() *Load { return s.load.Load() }
+
+// TellsCached reports that the engine has told what it had cached of a prompt, as it
+// is expected to do again.
+func (s *Standing) TellsCached() bool { return s.tellsCached.Load() }
+
+// Promised is what requests will be to the replica that are about to be sent there.
+func (s *Standing) Promised() Work { return s.promises.get() }
+
+// Describe fills c with what is known of the replica at now, whatever the request is:
+// all but its names, its cache, its share and its Filter. inside is how many requests
+// the agent has there, and pending how many are in line for it.
+func (s *Standing) Describe(c *Candidate, inside, pending int, now time.Time) {
+	speed := s.Calibration.Speed()
+	ahead, wait := s.Backlog.Ahead(&speed, now)
+	if w := s.promises.get(); w.Prompts > 0 {
+		ahead, wait = ahead.Plus(w), wait+speed.Time(w)
+	}
+	*c = Candidate{}
+	c.Speed, c.Ahead, c.Wait = speed, ahead, wait
+	inFlight, decoding := inside+pending, max(inside-int(ahead.Prompts), 0)
+	c.InFlight, c.Decoding = Count(inFlight), Count(decoding)
+	l := s.load.Load()
+	if !l.Fresh(now) {
+		return
+	}
+	if requests, waiting := l.Foreign(); requests > 0 {
+		others := l.ForeignWork(s.prompts.Get())
+		c.Ahead, c.Wait = ahead.Plus(others), wait+speed.Time(others)
+		c.InFlight, c.Decoding = Count(inFlight+requests), Count(decoding+requests-waiting)
+	}
+	c.KV, c.Queued, c.HitRate = float32(l.KV), Count(l.Waiting), l.HitRate
+	c.VRAMFree, c.VRAMTotal = l.VRAMFree, l.VRAMTotal
+}
+
+// decoding is how many sequences the replica generates at now.
+func (s *Standing) decoding(inside, pending int, now time.Time) int {
+	var c Candidate
+	s.Describe(&c, inside, pending, now)
+	return int(c.Decoding)
+}
+
+// promises are what requests will be to a replica that are going to be sent there,
+// so that those which are chosen for meanwhile know of them. Any goroutine may call
+// its methods. The zero value is none.
+type promises struct{ prompts, tokens, attention atomic.Int64 }
+
+// add adds w, times 1 or -1.
+func (s *promises) add(w Work, sign int64) {
+	s.tokens.Add(sign * int64(w.Tokens))
+	s.attention.Add(sign * int64(w.Attention))
+	s.prompts.Add(sign * int64(w.Prompts))
+}
+
+func (s *promises) get() Work {
+	if s.prompts.Load() == 0 {
+		return Work{}
+	}
+	return Work{Prompts: float64(s.prompts.Load()), Tokens: float64(max(s.tokens.Load(), 0)), Attention: float64(max(s.attention.Load(), 0))}
+}
+
+// meanOver is over how many numbers a RecentMean is taken.
+const meanOver = 16
+
+// RecentMean is the mean of the last of some numbers. Any goroutine may use it. The
+// zero value has seen none.
+type RecentMean struct{ bits atomic.Uint64 }
+
+// Add takes another number. Of several at once one may be lost.
+func (m *RecentMean) Add(x float64) {
+	mean := math.Float64frombits(m.bits.Load())
+	if mean == 0 {
+		mean = x
+	}
+	m.bits.Store(math.Float64bits(mean + (x-mean)/meanOver))
+}
+
+// Get is the mean, 0 when there was no number.
+func (m *RecentMean) Get() float64 { return math.Float64frombits(m.bits.Load()) }
+
+// Own is what an agent has at a replica at one time. It is a value.
+type Own struct {
+	At time.Time
+	// Requests are there, Waiting of them have no first token, and Tokens is how many
+	// uncached ones those have.
+	Requests, Waiting, Tokens int
+}
+
+// ownLag is how long an engine may count a request after the agent has given it up.
+const ownLag = 250 * time.Millisecond
+
+// Own is what the agent has there at now, of whose requests so many are inside.
+func (s *Standing) Own(inside int, now time.Time) Own {
+	speed := s.Calibration.Speed()
+	w, _ := s.Backlog.Ahead(&speed, now)
+	return Own{now, inside, int(math.Round(w.Prompts)), int(math.Round(w.Tokens))}
+}
+
+// most is the larger of each.
+func (o Own) most(p Own) Own {
+	return Own{o.At, max(o.Requests, p.Requests), max(o.Waiting, p.Waiting), max(o.Tokens, p.Tokens)}
+}
+
+// While is the most that the agent can have had there while an engine's report was
+// made: asked is what it had when it asked for it, told when it had the answer, and
+// before when it had the one before, which counts if that was just before.
+func While(asked, told, before Own) Own {
+	own := asked.most(told)
+	if asked.At.Sub(before.At) < ownLag {
+		own = own.most(before)
+	}
+	return own
+}

@@ -1,0 +1,113 @@
+package virtual
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/inferrail/inferrail/simulator/workload"
+)
+
+// WriteTable writes a comparison for people, in lines of no more than 120 columns.
+func WriteTable(w io.Writer, c *workload.Comparison) error {
+	var b strings.Builder
+	n := 0
+	if len(c.Runs) > 0 {
+		n = c.Runs[0].Requests
+	}
+	fmt.Fprintf(&b, "%s: %d requests", c.Workload, n)
+	if len(c.Runs) > 0 {
+		fmt.Fprintf(&b, ", %.3g a second", c.Runs[0].Rate)
+	}
+	if c.Speed != 0 && c.Speed != 1 {
+		fmt.Fprintf(&b, " (x%.4g)", c.Speed)
+	}
+	plural := "s"
+	if c.Replicas == 1 {
+		plural = ""
+	}
+	fmt.Fprintf(&b, "; %d replica%s, %s\n", c.Replicas, plural, c.Engine)
+	several := len(c.All) > len(c.Runs)
+	if several {
+		fmt.Fprintf(&b, "medians of %d seeds; ± is half of what the means are apart\n", len(c.Seeds))
+	}
+	fmt.Fprintf(&b, "\n%-24s %5s %5s | %7s %8s %8s %6s %6s | %6s %7s | %7s %6s %6s\n", "", "hit", "of", "TTFT ms", "", "", "", "of",
+		"TPOT", "E2E s", "", "", "fore-")
+	fmt.Fprintf(&b, "%-24s %5s %5s | %7s %8s %8s %6s %6s | %6s %7s | %7s %6s %6s\n", "policy", "%", "max %", "p50", "p99", "mean", "±", "bound",
+		"p99", "p99", "hotspot", "good %", "told")
+	for i := range c.Runs {
+		s := &c.Runs[i]
+		spread := ""
+		if means := s.Spread.TTFTMean; several && s.TTFT.Mean > 0 {
+			spread = fmt.Sprintf("%.1f%%", 50*(means[1]-means[0])/s.TTFT.Mean)
+		}
+		line(&b, c, s, s.Policy, spread)
+	}
+	if c.Bound != nil {
+		line(&b, c, c.Bound, "bound", "")
+	}
+	if c.Least > 0 {
+		fmt.Fprintf(&b, "%-24s %5s %5s | %7s %8s %8s\n", "proven least", "", "", "", "", number(c.Least))
+	}
+	if len(c.Runs) > 0 && c.Runs[0].Ceiling > 0 {
+		fmt.Fprintf(&b, "\nmost hits: %.1f %% with all that was ever computed, %.1f %% with caches of this size\n", 100*c.Infinite, 100*c.Runs[0].Ceiling)
+	}
+	for i := range c.Runs {
+		s := &c.Runs[i]
+		if s.Failed+s.Refused > 0 {
+			fmt.Fprintf(&b, "%s: %d failed, %d refused\n", s.Policy, s.Failed, s.Refused)
+		}
+	}
+	if len(c.Capacity) > 0 {
+		fmt.Fprintf(&b, "\nhighest rate with TTFT of %v ms and TPOT of %v ms at p99\n", c.Limits.TTFT, c.Limits.TPOT)
+		fmt.Fprintf(&b, "%-24s %12s %10s %12s\n", "policy", "requests/s", "of first", "GPUs for it")
+		for _, k := range c.Capacity {
+			of, gpus := "-", "-"
+			if first := c.Capacity[0].Rate; first > 0 {
+				of = fmt.Sprintf("%.2f", k.Rate/first)
+			}
+			if k.GPUs > 0 {
+				gpus = fmt.Sprintf("%.3g", k.GPUs)
+			}
+			fmt.Fprintf(&b, "%-24s %12.2f %10s %12s\n", cut(k.Policy), k.Rate, of, gpus)
+		}
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func line(b *strings.Builder, c *workload.Comparison, s *workload.Summary, name, spread string) {
+	ceiling, bound := "", ""
+	if s.Ceiling > 0 {
+		ceiling = fmt.Sprintf("%.0f", 100*s.HitRate/s.Ceiling)
+	}
+	// What is served of a part of the requests is not to be measured by all.
+	if c.Bound != nil && c.Bound.TTFT.Mean > 0 && s.Failed+s.Refused == 0 {
+		bound = fmt.Sprintf("%.2f", s.TTFT.Mean/c.Bound.TTFT.Mean)
+	}
+	told := ""
+	if s.Prediction > 0 {
+		told = fmt.Sprintf("%.2f", s.Prediction)
+	}
+	fmt.Fprintf(b, "%-24s %5.1f %5s | %7s %8s %8s %6s %6s | %6s %7s | %7.2f %6.1f %6s\n", cut(name), 100*s.HitRate, ceiling,
+		number(s.TTFT.P50), number(s.TTFT.P99), number(s.TTFT.Mean), spread, bound, number(s.TPOT.P99), number(s.E2E.P99/1e3), s.Hotspot, 100*s.Good, told)
+}
+
+// cut is a name that fits its column.
+func cut(name string) string {
+	if len(name) > 24 {
+		return name[:23] + "~"
+	}
+	return name
+}
+
+// number has three digits at least, and none behind the point that says nothing.
+func number(x float64) string {
+	switch {
+	case x >= 100:
+		return fmt.Sprintf("%.0f", x)
+	case x >= 10:
+		return fmt.Sprintf("%.1f", x)
+	}
+	return fmt.Sprintf("%.2f", x)
+}
