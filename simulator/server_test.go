@@ -520,7 +520,7 @@ func TestConfigFailure(t *testing.T) {
 	f(Config{MaxModelLen: 1, BlockSize: -1}, "block-size")
 	f(Config{PrefillA: -1}, "prefill-a")
 	f(Config{TimePerOutputToken: -1}, "time-per-output-token must not be negative")
-	f(Config{HicacheRatio: 2}, "host-blocks and hicache-ratio are for the engine sglang")
+	f(Config{Engine: "tgi", HicacheRatio: 2}, "host-blocks and hicache-ratio are for the engines vllm and sglang")
 	f(Config{Engine: "sglang", HicacheRatio: -1}, "hicache-ratio must be between 0 and 1000, got -1")
 	f(Config{Engine: "tgi", MaxConcurrentRequests: -1}, "max-concurrent-requests must be at least 1")
 	f(Config{Engine: "tgi", MaxModelLen: 100, MaxInputTokens: 100}, "max-input-tokens must be between 1 and max-model-len - 1 = 99")
