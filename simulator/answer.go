@@ -62,16 +62,15 @@ type choice struct {
 	// cached is how many tokens of its prompt were, shareable how many are in
 	// full blocks of a cache.
 	cached, shareable int
-	// planned: token from is ready at the time at, and those behind it in the
-	// sequence's pace, as last read. wrote is when the last one was written.
-	planned   bool
-	from      int
-	at, wrote time.Duration
-	// began is when its prefill did, computed when its first token was ready, as
-	// last read.
+	// watch is how far the engine is; planned: it has begun, as last read. wrote is
+	// when the last token was written.
+	watch   *watch
+	planned bool
+	wrote   time.Duration
+	// began is when the engine first took it up, computed when its first token was
+	// ready, and slot is that of llama.cpp which it has, as last read.
 	began, computed time.Duration
-	// slot is that of llama.cpp which it has, as last read.
-	slot int
+	slot            int
 }
 
 // created is how many tokens of the prompt have come into the cache.
@@ -97,7 +96,7 @@ func newAnswer(cfg *Config, r *request, id string, created int64) *answer {
 			if r.tokenIDs {
 				c.prompt = p.ids()
 			}
-			c.seq = Sequence{Prompt: ids, Uncached: p.tokens, Output: r.output, Slow: r.faults.Slow, Adapter: r.adapter, NoRead: r.pooled != nil || r.noRead}
+			c.seq = Sequence{Prompt: ids, Uncached: p.tokens, Output: r.output, Slow: r.faults.Slow, Adapter: r.adapter, NoRead: r.pooled != nil || r.noRead, Slot: r.slot}
 			if r.salt != nil {
 				c.seq.Salt = *r.salt
 			}

@@ -33,12 +33,12 @@ type exchange struct {
 	timer *time.Timer
 	// said: something of a stream was sent.
 	said bool
-	// wake holds a token when another request's departure moved the plan of
-	// one of this exchange's sequences.
+	// wake holds a token when a sequence of this exchange has a new token, or is
+	// otherwise not as it was.
 	wake chan struct{}
-	// ended: abort was called.
-	ended atomic.Bool
-	buf   []byte
+	// cut: abort was called.
+	cut atomic.Bool
+	buf []byte
 }
 
 // maxRequestBytes bounds a request's body.
@@ -191,7 +191,8 @@ func (x *exchange) arrive(h http.Header) error {
 	}
 	for i := range x.choices {
 		seq := &x.choices[i].seq
-		seq.wake = x.wake
+		seq.watch = &watch{wake: x.wake, whole: !x.req.stream}
+		x.choices[i].watch = seq.watch
 		x.rank.engine.Arrive(seq, now)
 		x.rank.sequences, x.rank.prompted = x.rank.sequences+1, x.rank.prompted+seq.prompt()
 	}
@@ -208,7 +209,7 @@ func (x *exchange) depart(complete bool) {
 	for i := range x.choices {
 		seq := &x.choices[i].seq
 		if x.req.api.generates() {
-			x.rank.generated += seq.made(now)
+			x.rank.generated += x.rank.engine.Made(seq)
 		}
 		x.rank.engine.Depart(seq, now)
 	}
@@ -249,7 +250,7 @@ func (x *exchange) stream() bool {
 			break
 		}
 		i := x.nextToken()
-		if i < 0 && x.ended.Load() {
+		if i < 0 && x.cut.Load() {
 			x.aborted, x.clock = true, x.s.now()
 			return x.sendEvents(x.appendFailure(x.buf[:0]))
 		}
@@ -294,7 +295,7 @@ func (x *exchange) send(part []byte) bool {
 // abort makes the exchange end with what there is. It may be called from any
 // goroutine.
 func (x *exchange) abort() {
-	x.ended.Store(true)
+	x.cut.Store(true)
 	select {
 	case x.wake <- struct{}{}:
 	default:
@@ -317,14 +318,15 @@ func (x *exchange) begun() bool {
 }
 
 // nextToken waits until a token is ready and returns its choice, or -1 if the
-// client left before. Of several that are ready it is the one due first.
+// client left before. Of several that are ready it is the one of which least was
+// sent.
 func (x *exchange) nextToken() int {
 	for {
-		if x.ended.Load() {
+		if x.cut.Load() {
 			return -1
 		}
-		i, due := x.earliest()
-		ready, ok := x.until(i >= 0, due)
+		i := x.earliest()
+		ready, ok := x.until(i >= 0, 0)
 		if !ok {
 			return -1
 		}
@@ -334,47 +336,56 @@ func (x *exchange) nextToken() int {
 	}
 }
 
-// earliest returns the choice whose next token is due first, and when, or -1
-// while that is not known of any.
-func (x *exchange) earliest() (int, time.Duration) {
-	best, due := -1, time.Duration(0)
+// earliest returns the choice with a token that is ready and was not sent, or -1.
+func (x *exchange) earliest() int {
+	best := -1
 	for i := range x.choices {
 		c := &x.choices[i]
-		if c.sent == c.seq.Output {
-			continue
-		}
-		if !c.planned {
-			x.look(c)
-		}
-		t := time.Duration(0)
-		switch {
-		case c.sent < c.from:
-		case c.planned:
-			t = c.at + time.Duration(c.sent-c.from)*c.seq.perToken
-		default:
-			continue
-		}
-		if best < 0 || t < due || t == due && c.sent < x.choices[best].sent {
-			best, due = i, t
+		if c.sent < int(c.watch.made.Load()) && (best < 0 || c.sent < x.choices[best].sent) {
+			best = i
 		}
 	}
-	return best, due
+	if best >= 0 && x.choices[best].sent == 0 {
+		x.look(&x.choices[best])
+	}
+	return best
 }
 
-// look reads the plan of a choice. While it waits for its turn there is none.
+// watch is what an exchange sees of one of its sequences. The goroutine that lets the
+// engine's time pass, or who else calls the engine, writes to it; the exchange reads.
+type watch struct {
+	// made is how many tokens are ready.
+	made atomic.Int64
+	// wake is told when there is something to see; of a sequence that is wanted as a
+	// whole, not each of its tokens.
+	wake  chan struct{}
+	whole bool
+}
+
+// see notes how many tokens are ready; changed: there is more to see than that.
+func (w *watch) see(made int, changed bool) {
+	if int64(made) != w.made.Load() {
+		w.made.Store(int64(made))
+		changed = changed || !w.whole
+	}
+	if changed {
+		select {
+		case w.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// look reads what the engine says of a choice.
 func (x *exchange) look(c *choice) {
 	x.s.mu.Lock()
 	defer x.s.mu.Unlock()
-	c.from, c.at, c.cached, c.planned = c.seq.from, c.seq.at, c.seq.Cached, c.seq.state != Waiting
-	c.began, c.computed = c.seq.Start, c.seq.First
-	if slots := x.process.metrics.slotsOf(x.rank); slots != nil {
-		slots.follow(x.s.now())
-		c.slot = c.seq.slot
-	}
+	c.cached, c.planned = c.seq.Cached, c.seq.state != Waiting
+	c.began, c.computed, c.slot = c.seq.Start, c.seq.First, c.seq.slot
 }
 
 // until waits for the time due, if that is known. It reports ready when that
-// has come, not ready when a plan has changed before, and not ok when the
+// has come, not ready when a sequence has changed before, and not ok when the
 // client has left.
 func (x *exchange) until(known bool, due time.Duration) (ready, ok bool) {
 	if x.ctx.Err() != nil {
@@ -402,9 +413,6 @@ func (x *exchange) until(known bool, due time.Duration) (ready, ok bool) {
 		}
 		return true, true
 	case <-x.wake:
-		for i := range x.choices {
-			x.choices[i].planned = false
-		}
 		return false, true
 	case <-x.ctx.Done():
 		return false, false
@@ -426,9 +434,8 @@ func (x *exchange) pause(d time.Duration) bool {
 // body sends the answer in one piece when its last token is ready, and reports
 // whether it was sent.
 func (x *exchange) body() bool {
-	for !x.ended.Load() {
-		due, known := x.end()
-		ready, ok := x.until(known, due)
+	for !x.cut.Load() {
+		ready, ok := x.until(x.ended(), 0)
 		if !ok {
 			return false
 		}
@@ -436,7 +443,7 @@ func (x *exchange) body() bool {
 			break
 		}
 	}
-	if x.ended.Load() {
+	if x.cut.Load() {
 		return x.cutBody()
 	}
 	f := &x.req.faults
@@ -484,25 +491,23 @@ func (x *exchange) cutBody() bool {
 	x.s.mu.Lock()
 	for i := range x.choices {
 		c := &x.choices[i]
-		c.made = c.seq.made(x.clock)
+		c.made = x.rank.engine.Made(&c.seq)
 	}
 	x.s.mu.Unlock()
 	x.head(x.w.Header())
 	return x.send(x.appendPaddedBody(x.buf[:0]))
 }
 
-// end returns when the last token of the last choice is ready, and false while
-// that is not known.
-func (x *exchange) end() (time.Duration, bool) {
-	end := time.Duration(0)
+// ended reports whether all choices have their last token.
+func (x *exchange) ended() bool {
 	for i := range x.choices {
 		c := &x.choices[i]
-		if x.look(c); !c.planned {
-			return 0, false
+		if int(c.watch.made.Load()) < c.seq.Output {
+			return false
 		}
-		end = max(end, c.at+time.Duration(c.seq.Output-1-c.from)*c.seq.perToken)
+		x.look(c)
 	}
-	return end, true
+	return true
 }
 
 // rawBody sends what Raw asks for and reports whether all was sent. The engine

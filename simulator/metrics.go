@@ -291,7 +291,7 @@ func (m *metrics) whole(x *exchange) {
 		rm.generation.Add(float64(seq.Output))
 		rm.firstToken.Observe((seq.First - x.arrived).Seconds())
 		for range seq.Output - 1 {
-			rm.betweenTokens.Observe(seq.perToken.Seconds())
+			rm.betweenTokens.Observe((seq.End - seq.First).Seconds() / float64(seq.Output-1))
 		}
 	}
 }

@@ -46,6 +46,8 @@ type rank struct {
 	// generated are the tokens of those that have left it; the same mutex guards
 	// them.
 	sequences, prompted, generated int
+	// rounds is how many rounds were over when the sequences' watches were last set.
+	rounds int64
 	// kick holds a token when the goroutine must look earlier.
 	kick chan struct{}
 }
@@ -114,7 +116,7 @@ func (p *process) run(ctx context.Context, r *rank) {
 		p.settle(r, now)
 		wait := time.Hour
 		r.until = never
-		if next, ok := r.engine.Next(); ok {
+		if next, ok := r.next(); ok {
 			r.until, wait = next, max(0, next-now)
 		}
 		p.s.mu.Unlock()
@@ -132,23 +134,39 @@ func (p *process) run(ctx context.Context, r *rank) {
 // unless nobody else knows the process yet.
 func (p *process) settle(r *rank, now time.Duration) {
 	r.changed = r.engine.Changed(r.changed[:0])
+	e := r.engine
 	for _, s := range r.changed {
-		select {
-		case s.wake <- struct{}{}:
-		default:
+		s.watch.see(e.Made(s), true)
+	}
+	if n := e.rounds(); n != r.rounds || e.apart {
+		r.rounds = n
+		for _, s := range e.running {
+			if s.state == Decoding {
+				s.watch.see(e.Made(s), false)
+			}
 		}
 	}
 	clear(r.changed)
 	if changes := r.engine.Told(); len(changes) > 0 && r.publisher != nil {
 		r.publisher.publish(changes, p.s.began.Add(now))
 	}
-	if next, ok := r.engine.Next(); ok && next < r.until {
+	if next, ok := r.next(); ok && next < r.until {
 		r.until = next
 		select {
 		case r.kick <- struct{}{}:
 		default:
 		}
 	}
+}
+
+// next returns when the engine is to be looked at again, be it for a token, and false
+// when there is nothing to see before another call. The server's mutex is held.
+func (r *rank) next() (time.Duration, bool) {
+	next, ok := r.engine.Next()
+	if token, runs := r.engine.Token(); runs && (!ok || token < next) {
+		next, ok = token, true
+	}
+	return next, ok
 }
 
 // rankHeader names the rank that is to serve a request.

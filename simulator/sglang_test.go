@@ -57,7 +57,7 @@ func TestAbort(t *testing.T) {
 	if text := <-whole; json.Unmarshal(text, &got) != nil || got.Text != "" || got.Meta.ID != "a-2" || got.Meta.Finish.Type != "abort" || got.Meta.Tokens != 0 {
 		t.Errorf("the one that waited is %s", text)
 	}
-	eventually(t, 20*time.Second, "one runs on", func() bool { return s.Running() == 1 && s.Load().Running == 1 })
+	eventually(t, 20*time.Second, "one runs on", func() bool { return s.Running() == 1 })
 	post(t, c, s, "/abort_request", `{"abort_all":true}`)
 	if text := readAll(t, other); !strings.Contains(string(text), `{"type":"abort"`) {
 		t.Errorf("the last ends with %s", text)

@@ -62,8 +62,11 @@ func (s *Server) Stats() Stats {
 		counts := r.engine.Counts()
 		one := RankStats{Running: l.Running, Waiting: l.Waiting, Tokens: l.Tokens, WaitingTokens: l.WaitingTokens,
 			Sequences: r.sequences, PromptTokens: r.prompted, OutputTokens: r.generated,
-			QueriedTokens: counts.Queried, HitTokens: counts.Hit, Preempted: counts.Preempted, BlockSize: s.cfg.BlockSize}
+			QueriedTokens: counts.Queried, HitTokens: counts.Hit, Preempted: counts.Preempted}
 		one.Blocks, one.BlocksTotal = r.engine.Usage()
+		if r.engine.cache != nil {
+			one.BlockSize, _ = r.engine.cache.size()
+		}
 		out.Ranks = append(out.Ranks, one)
 	}
 	return out
