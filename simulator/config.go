@@ -21,36 +21,40 @@ type Config struct {
 	// MaxModelLen is by default what the KV cache has room for, at most 32768.
 	MaxModelLen int `yaml:"max_model_len" name:"max-model-len" default:"0" help:"Most tokens of a prompt and its answer; 0 is what the KV cache has room for, at most 32768."`
 	// MaxNumSeqs is by default 256; of llama.cpp, whose slots they are, 4; of Ollama 1.
-	MaxNumSeqs int `yaml:"max_num_seqs" name:"max-num-seqs" aliases:"parallel" default:"0" help:"Most sequences that run at the same time; others wait. --parallel of llama.cpp, OLLAMA_NUM_PARALLEL of Ollama. 0 is 256, of these two 4 and 1, or the profile's."`
+	MaxNumSeqs int `yaml:"max_num_seqs" name:"max-num-seqs" aliases:"parallel" default:"0" help:"Most sequences that run at the same time; others wait. --parallel of llama.cpp, OLLAMA_NUM_PARALLEL of Ollama. 0 is the profile's, or 256, of these two 4 and 1."`
 	// APIKey, when not empty, must be sent as bearer token to /v1 and /v2.
 	APIKey       string `yaml:"api_key" name:"api-key" help:"Key that requests to /v1 must carry."`
-	BlockSize    int    `yaml:"block_size" name:"block-size" default:"0" help:"Tokens of a KV cache block; --page-size of SGLang. 0 is 16, or the profile's."`
-	NumGPUBlocks int    `yaml:"num_gpu_blocks_override" name:"num-gpu-blocks-override" default:"0" help:"Blocks of each rank's KV cache; 0 is 16384, or the profile's."`
+	BlockSize    int    `yaml:"block_size" name:"block-size" group:"KV cache" default:"0" help:"Tokens of a KV cache block; --page-size of SGLang. 0 is 16, or the profile's."`
+	NumGPUBlocks int    `yaml:"num_gpu_blocks_override" name:"num-gpu-blocks-override" group:"KV cache" default:"0" help:"Blocks of each rank's KV cache; 0 is 16384, or the profile's."`
 	// Engine is whose API, cache, events, metrics and counts it has: one of engines.
 	Engine string `yaml:"engine" name:"engine" enum:"vllm,sglang,tgi,llamacpp,ollama" default:"vllm" help:"vllm, sglang, tgi, llamacpp or ollama: whose API, KV cache, events, metrics and counts it has."`
 	// HostBlocks is the room of the host tier; 0 is none.
-	HostBlocks int `yaml:"host_blocks" name:"host-blocks" default:"0" help:"Blocks of the host tier, SGLang's HiCache or vLLM's KV offloading; 0 is none."`
+	HostBlocks int `yaml:"host_blocks" name:"host-blocks" group:"KV cache" default:"0" help:"Blocks of the host tier, SGLang's HiCache or vLLM's KV offloading; 0 is none."`
+	// HicacheRatio is HostBlocks as a multiple of NumGPUBlocks, where that is 0.
+	HicacheRatio float64 `yaml:"hicache_ratio" name:"hicache-ratio" group:"KV cache" placeholder:"RATIO" help:"SGLang's host tier as a multiple of its KV cache, where --host-blocks is 0."`
 	// NoAsyncScheduling: vLLM schedules a step when the one before it is over.
 	NoAsyncScheduling     bool `yaml:"no_async_scheduling" name:"no-async-scheduling" help:"vLLM schedules each step when the one before it is over."`
-	NoEnablePrefixCaching bool `yaml:"no_enable_prefix_caching" name:"no-enable-prefix-caching" aliases:"disable-radix-cache" help:"Compute every prompt anew; --disable-radix-cache of SGLang."`
+	NoEnablePrefixCaching bool `yaml:"no_enable_prefix_caching" name:"no-enable-prefix-caching" group:"KV cache" aliases:"disable-radix-cache" help:"Compute every prompt anew; --disable-radix-cache of SGLang."`
 	// DataParallelSize is how many ranks there are, each with a cache of its
 	// own. Default: 1.
 	DataParallelSize int `yaml:"data_parallel_size" name:"data-parallel-size" default:"1" help:"Engines behind the one address, each with a KV cache of its own."`
 	// EnablePromptTokensDetails: answers tell how many tokens were cached.
 	EnablePromptTokensDetails bool `yaml:"enable_prompt_tokens_details" name:"enable-prompt-tokens-details" aliases:"enable-cache-report" help:"Tell in usage how many tokens of the prompt were cached; --enable-cache-report of SGLang."`
+	// MaxNumQueuedReqs is from how many sequences on vLLM refuses others; 0 is never.
+	MaxNumQueuedReqs int `yaml:"max_num_queued_reqs" name:"max-num-queued-reqs" placeholder:"N" help:"Sequences, running ones too, at which vLLM refuses others with 503; 0 is never."`
 	// MaxConcurrentRequests and MaxInputTokens are TGI's limits. Defaults: 128,
 	// and one less than MaxModelLen.
-	MaxConcurrentRequests int `yaml:"max_concurrent_requests" name:"max-concurrent-requests" default:"128" help:"Most requests that TGI has at one time; it refuses others with 429."`
-	MaxInputTokens        int `yaml:"max_input_tokens" name:"max-input-tokens" default:"0" help:"Most tokens of a prompt for TGI; 0 is one less than --max-model-len."`
+	MaxConcurrentRequests int `yaml:"max_concurrent_requests" name:"max-concurrent-requests" group:"TGI" default:"128" help:"Most requests that TGI has at one time; it refuses others with 429."`
+	MaxInputTokens        int `yaml:"max_input_tokens" name:"max-input-tokens" group:"TGI" default:"0" help:"Most tokens of a prompt for TGI; 0 is one less than --max-model-len."`
 	// LoRAModules are the names of adapters, which models are served as too.
 	LoRAModules []string `yaml:"lora_modules" name:"lora-modules" help:"Name of a LoRA adapter, repeatable."`
 
-	KVEvents KVEvents `yaml:"kv_events" embed:"" prefix:"kv-events-"`
-	LlamaCPP LlamaCPP `yaml:"llamacpp" embed:""`
-	Ollama   Ollama   `yaml:"ollama" embed:""`
+	KVEvents KVEvents `yaml:"kv_events" embed:"" prefix:"kv-events-" group:"KV cache events"`
+	LlamaCPP LlamaCPP `yaml:"llamacpp" embed:"" group:"llama.cpp and Ollama"`
+	Ollama   Ollama   `yaml:"ollama" embed:"" group:"llama.cpp and Ollama"`
 	// LoadTime is how long llama.cpp loads its model before it serves, and Ollama
 	// before the first request that needs it is.
-	LoadTime time.Duration `yaml:"load_time" name:"load-time" default:"0s" help:"How long llama.cpp at its start, and Ollama with the first request, loads the model."`
+	LoadTime time.Duration `yaml:"load_time" name:"load-time" group:"llama.cpp and Ollama" default:"0s" help:"How long llama.cpp at its start, and Ollama with the first request, loads the model."`
 
 	TimeoutKeepAliveS int `yaml:"timeout_keep_alive" name:"timeout-keep-alive" default:"5" help:"Seconds until an idle connection is closed; negative is never."`
 
@@ -94,7 +98,7 @@ type Config struct {
 	// answers to equal requests are equal. It has no flag.
 	Created int64 `yaml:"-" kong:"-"`
 
-	Faults Faults `yaml:"faults" embed:"" prefix:"fault-"`
+	Faults Faults `yaml:"faults" embed:"" prefix:"fault-" group:"Faults, also at /sim/faults while it runs"`
 }
 
 // complete fills in defaults and reports every value that cannot be used.
@@ -126,6 +130,9 @@ func (c *Config) complete() error {
 		c.Engine = "vllm"
 	}
 	setDefault(&c.DataParallelSize, 1)
+	if c.HostBlocks == 0 && c.HicacheRatio > 0 && c.HicacheRatio <= maxHicacheRatio {
+		c.HostBlocks = int(c.HicacheRatio * float64(c.NumGPUBlocks))
+	}
 	setDefault(&c.MaxNumBatchedTokens, 2048)
 	setDefault(&c.ChunkedPrefillSize, 8192)
 	setDefault(&c.MaxBatchPrefillTokens, 4096)
@@ -173,8 +180,14 @@ func (c *Config) complete() error {
 	}
 	atLeast("data-parallel-size", c.DataParallelSize, 1)
 	atLeast("host-blocks", c.HostBlocks, 0)
+	atLeast("max-num-queued-reqs", c.MaxNumQueuedReqs, 0)
+	if !(c.HicacheRatio >= 0 && c.HicacheRatio <= maxHicacheRatio) {
+		errs = append(errs, fmt.Errorf("hicache-ratio must be between 0 and %d, got %v", maxHicacheRatio, c.HicacheRatio))
+	}
 	if c.HostBlocks > 0 && !c.sglang() && c.Engine != "vllm" {
 		errs = append(errs, errors.New("host-blocks is for the engines vllm and sglang"))
+	} else if c.HicacheRatio > 0 && !c.sglang() {
+		errs = append(errs, errors.New("hicache-ratio is for the engine sglang"))
 	}
 	for _, name := range c.LoRAModules {
 		if name == "" {
@@ -228,6 +241,8 @@ func (c *Config) complete() error {
 	}
 	return errors.Join(errs...)
 }
+
+const maxHicacheRatio = 1000
 
 // engines are what Config.Engine may be.
 var engines = []string{"vllm", "sglang", "tgi", "llamacpp", "ollama"}

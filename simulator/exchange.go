@@ -488,12 +488,10 @@ func (x *exchange) cutBody() bool {
 		return false
 	}
 	x.aborted, x.clock = true, x.s.now()
-	x.s.mu.Lock()
 	for i := range x.choices {
 		c := &x.choices[i]
 		c.made = x.rank.engine.Made(&c.seq)
 	}
-	x.s.mu.Unlock()
 	x.head(x.w.Header())
 	return x.send(x.appendPaddedBody(x.buf[:0]))
 }

@@ -93,6 +93,19 @@ func (m *metrics) vllm(r *rank) *rankMetrics {
 		func(_ *Engine, l Load) float64 { return float64(l.Running) })
 	rm.value("vllm:num_requests_waiting", "Number of requests waiting to be processed.", labels, prometheus.GaugeValue,
 		func(_ *Engine, l Load) float64 { return float64(l.Waiting) })
+	if r.number == 0 {
+		rejected := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "vllm:admission_rejections_total",
+			Help: "Number of requests rejected at admission."}, []string{"reason"})
+		for _, reason := range []string{"max_num_queued_reqs", "max_num_queued_tokens"} {
+			rejected.WithLabelValues(reason)
+		}
+		m.registry.MustRegister(rejected)
+		rm.refused = func(e *apiError) {
+			if e.status == http.StatusServiceUnavailable && e.kind == "Service Unavailable" {
+				rejected.WithLabelValues("max_num_queued_reqs").Inc()
+			}
+		}
+	}
 	rm.value("vllm:kv_cache_usage_perc", "KV cache usage, 1 is full.", labels, prometheus.GaugeValue, used)
 	rm.value("vllm:prefix_cache_queries_total", "Prefix cache queries, in number of queried tokens.", labels, prometheus.CounterValue,
 		func(e *Engine, _ Load) float64 { return float64(e.counts.Queried) })

@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 )
 
 // ownFields are the members that requestBody has fields for.
@@ -131,5 +132,26 @@ func TestRequestID(t *testing.T) {
 	defer res.Body.Close()
 	if got := string(readAll(t, res)); !strings.Contains(got, `"chatcmpl-mine"`) {
 		t.Error(got)
+	}
+}
+
+// TestVLLMIsFull: more sequences than it may have at one time are refused with a
+// status upon which routers go elsewhere, and counted.
+func TestVLLMIsFull(t *testing.T) {
+	s, c := start(t, Config{MaxNumQueuedReqs: 2, TimePerOutputToken: time.Hour}), client(t)
+	body := post(t, c, s, "/v1/completions", `{"prompt":"x","max_tokens":2,"n":2,"stream":true}`).Body
+	eventually(t, 20*time.Second, "both are there", func() bool { return s.Stats().Ranks[0].Sequences == 2 })
+	res := post(t, c, s, "/v1/completions", `{"prompt":"x"}`)
+	if got := string(readAll(t, res)); res.StatusCode != http.StatusServiceUnavailable || !strings.Contains(got, `"type":"Service Unavailable","param":null,"code":503`) {
+		t.Errorf("%s: %s", res.Status, got)
+	}
+	hasLines(t, get(t, c, s, "/metrics"), `vllm:admission_rejections_total{reason="max_num_queued_reqs"} 1`, `vllm:admission_rejections_total{reason="max_num_queued_tokens"} 0`)
+	if err := body.Close(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 20*time.Second, "they have left", func() bool { return s.Running() == 0 })
+	body = post(t, c, s, "/v1/completions", `{"prompt":"x","max_tokens":2,"stream":true}`).Body
+	if err := body.Close(); err != nil {
+		t.Fatal(err)
 	}
 }

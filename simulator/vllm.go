@@ -9,7 +9,18 @@ import (
 )
 
 func vllmFace() *face {
-	return uvicorn(&face{parsers: openAIParsers(), mount: vllmRoutes, appendError: appendVLLMError})
+	return uvicorn(&face{parsers: openAIParsers(), mount: vllmRoutes, appendError: appendVLLMError, admit: admitVLLM})
+}
+
+// admitVLLM refuses a request where there are too many already.
+func admitVLLM(x *exchange) (func(), error) {
+	n, most := int64(len(x.choices)), int64(x.s.cfg.MaxNumQueuedReqs)
+	if x.s.admitted.Add(n) > most && most > 0 {
+		x.s.admitted.Add(-n)
+		return nil, &apiError{status: http.StatusServiceUnavailable, kind: "Service Unavailable",
+			message: "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."}
+	}
+	return func() { x.s.admitted.Add(-n) }, nil
 }
 
 // versioned reports whether a path is one that asks for the key.

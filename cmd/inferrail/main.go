@@ -32,7 +32,7 @@ type commands struct {
 	Agent   agentCommand   `cmd:"" help:"Route requests to engines: the node agent."`
 	Explain explainCommand `cmd:"" help:"Tell where a request would go now, and why."`
 	Check   checkCommand   `cmd:"" help:"Tell what is wrong with a configuration file."`
-	Sim     simCommand     `cmd:"" help:"Be an engine: a simulated vLLM or SGLang."`
+	Sim     simCommand     `cmd:"" help:"Be an engine: a simulated vLLM, SGLang, TGI, llama.cpp or Ollama."`
 	Bench   benchCommand   `cmd:"" help:"Measure inferrail beside others."`
 	Version versionCommand `cmd:"" help:"Print the version."`
 }
