@@ -67,11 +67,10 @@ type choice struct {
 	watch   *watch
 	planned bool
 	wrote   time.Duration
-	// began is when its prefill did, computed when its first token was ready, as
-	// last read.
+	// began is when the engine first took it up, computed when its first token was
+	// ready, and slot is that of llama.cpp which it has, as last read.
 	began, computed time.Duration
-	// slot is that of llama.cpp which it has, as last read.
-	slot int
+	slot            int
 }
 
 // created is how many tokens of the prompt have come into the cache.
@@ -98,7 +97,7 @@ func newAnswer(cfg *Config, r *request, id string, created int64) *answer {
 			if r.tokenIDs {
 				c.prompt = p.ids()
 			}
-			c.seq = Sequence{Prompt: ids, Uncached: p.tokens, Output: r.output, Slow: r.faults.Slow, Adapter: r.adapter, NoRead: r.pooled != nil || r.noRead}
+			c.seq = Sequence{Prompt: ids, Uncached: p.tokens, Output: r.output, Slow: r.faults.Slow, Adapter: r.adapter, NoRead: r.pooled != nil || r.noRead, Slot: r.slot}
 			if r.salt != nil {
 				c.seq.Salt = *r.salt
 			}

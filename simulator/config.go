@@ -141,6 +141,9 @@ func (c *Config) complete() error {
 	setDefault(&c.KVEvents.HWM, 100000)
 	// One block is not for tokens.
 	room := (c.NumGPUBlocks - 1) * c.BlockSize
+	if c.Engine == "llamacpp" || c.Engine == "ollama" {
+		room = c.NumGPUBlocks * c.BlockSize / max(c.MaxNumSeqs, 1) // of each slot
+	}
 	setDefault(&c.MaxModelLen, min(32768, room))
 	setDefault(&c.MaxConcurrentRequests, tgiConcurrent)
 	setDefault(&c.MaxInputTokens, c.MaxModelLen-1)

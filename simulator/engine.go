@@ -68,6 +68,8 @@ type Sequence struct {
 	// in for an engine without a cache; another does so at the start. Output
 	// is how many tokens are generated: at least 1.
 	Uncached, Cached, Output int
+	// Slot is the one of llama.cpp's that it must have, counted from 1; 0 is any.
+	Slot int
 	// Slow multiplies what its prompt takes, and what the steps take in which it
 	// decodes; 0 is 1.
 	Slow float64
@@ -110,9 +112,8 @@ type Sequence struct {
 
 	offloaded, loaded int
 
-	// watch and seat belong to the caller of Engine and are not touched by it.
+	// watch belongs to the caller of Engine and is not touched by it.
 	watch *watch
-	seat  int
 }
 
 // State is how far an engine is with a sequence. The zero value is one that has

@@ -36,9 +36,9 @@ type exchange struct {
 	// wake holds a token when a sequence of this exchange has a new token, or is
 	// otherwise not as it was.
 	wake chan struct{}
-	// ended: abort was called.
-	ended atomic.Bool
-	buf   []byte
+	// cut: abort was called.
+	cut atomic.Bool
+	buf []byte
 }
 
 // maxRequestBytes bounds a request's body.
@@ -250,7 +250,7 @@ func (x *exchange) stream() bool {
 			break
 		}
 		i := x.nextToken()
-		if i < 0 && x.ended.Load() {
+		if i < 0 && x.cut.Load() {
 			x.aborted, x.clock = true, x.s.now()
 			return x.sendEvents(x.appendFailure(x.buf[:0]))
 		}
@@ -295,7 +295,7 @@ func (x *exchange) send(part []byte) bool {
 // abort makes the exchange end with what there is. It may be called from any
 // goroutine.
 func (x *exchange) abort() {
-	x.ended.Store(true)
+	x.cut.Store(true)
 	select {
 	case x.wake <- struct{}{}:
 	default:
@@ -322,7 +322,7 @@ func (x *exchange) begun() bool {
 // sent.
 func (x *exchange) nextToken() int {
 	for {
-		if x.ended.Load() {
+		if x.cut.Load() {
 			return -1
 		}
 		i := x.earliest()
@@ -381,11 +381,7 @@ func (x *exchange) look(c *choice) {
 	x.s.mu.Lock()
 	defer x.s.mu.Unlock()
 	c.cached, c.planned = c.seq.Cached, c.seq.state != Waiting
-	c.began, c.computed = c.seq.Start, c.seq.First
-	if slots := x.process.metrics.slotsOf(x.rank); slots != nil {
-		slots.follow(x.s.now())
-		c.slot = c.seq.seat
-	}
+	c.began, c.computed, c.slot = c.seq.Start, c.seq.First, c.seq.slot
 }
 
 // until waits for the time due, if that is known. It reports ready when that
@@ -438,8 +434,8 @@ func (x *exchange) pause(d time.Duration) bool {
 // body sends the answer in one piece when its last token is ready, and reports
 // whether it was sent.
 func (x *exchange) body() bool {
-	for !x.ended.Load() {
-		ready, ok := x.until(x.done(), 0)
+	for !x.cut.Load() {
+		ready, ok := x.until(x.ended(), 0)
 		if !ok {
 			return false
 		}
@@ -447,7 +443,7 @@ func (x *exchange) body() bool {
 			break
 		}
 	}
-	if x.ended.Load() {
+	if x.cut.Load() {
 		return x.cutBody()
 	}
 	f := &x.req.faults
@@ -492,18 +488,16 @@ func (x *exchange) cutBody() bool {
 		return false
 	}
 	x.aborted, x.clock = true, x.s.now()
-	x.s.mu.Lock()
 	for i := range x.choices {
 		c := &x.choices[i]
 		c.made = x.rank.engine.Made(&c.seq)
 	}
-	x.s.mu.Unlock()
 	x.head(x.w.Header())
 	return x.send(x.appendPaddedBody(x.buf[:0]))
 }
 
-// done reports whether all choices have their last token.
-func (x *exchange) done() bool {
+// ended reports whether all choices have their last token.
+func (x *exchange) ended() bool {
 	for i := range x.choices {
 		c := &x.choices[i]
 		if int(c.watch.made.Load()) < c.seq.Output {

@@ -16,9 +16,7 @@ type llamaDialect struct {
 	cut   bool
 	stop  []string
 	// settings are what the request says beside what is understood.
-	settings others
-	// slot is the one asked for, -1 for any.
-	slot                                    int
+	settings                                others
 	stream, returnTokens, progress, timings bool
 	// ping is after how long without an event a comment keeps the connection
 	// open; 0 is never.

@@ -72,7 +72,7 @@ func readLlama(cfg *Config, shape llamaShape, body []byte) (*llamaBody, *request
 		}
 	}
 	set := func(p *bool) bool { return p != nil && *p }
-	d := &llamaDialect{shape: shape, settings: b.Others, limit: -1, slot: -1, stream: set(b.Stream),
+	d := &llamaDialect{shape: shape, settings: b.Others, limit: -1, stream: set(b.Stream),
 		returnTokens: set(b.ReturnTokens), progress: set(b.Progress), timings: set(b.Timings), ping: 30 * time.Second}
 	r := &request{api: completions, n: 1, stream: set(b.Stream), opens: withStart, dialect: d}
 	if shape == llamaChat {
@@ -115,13 +115,9 @@ func readLlama(cfg *Config, shape llamaShape, body []byte) (*llamaBody, *request
 		}
 		d.ping = time.Duration(max(0, *b.PingS)) * time.Second
 	}
-	if b.Slot != nil {
-		if d.slot = *b.Slot; d.slot < -1 {
-			d.slot = -1
-		}
-		if d.slot >= cfg.MaxNumSeqs {
-			d.slot = -1 // no such slot: any of them
-		}
+	// Of a slot that there is not it is any.
+	if b.Slot != nil && *b.Slot >= 0 && *b.Slot < cfg.MaxNumSeqs {
+		r.slot = *b.Slot + 1
 	}
 	var err error
 	if r.stop, err = readStop("stop", b.Stop); err != nil {

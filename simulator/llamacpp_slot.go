@@ -13,21 +13,15 @@ import (
 // long as the process.
 type llamaSlots struct {
 	engine *Engine
-	list   []llamaSlot
-	tasks  []*llamaTask // not over, in the order of their arrival
-	ids    int          // the last task's
+	// last are the tasks that the slots have, or had last.
+	last  []*llamaTask
+	tasks []*llamaTask // not over, in the order of their arrival
+	ids   int          // the last task's
 	// counts are of all time, bucket since the page of metrics was last looked at.
-	counts, bucket  llamaCounts
-	longest         int
-	decodes, busies int
-}
-
-// llamaSlot is one slot. What it shows is of the task that it has, or had last.
-type llamaSlot struct {
-	task *llamaTask
-	used time.Duration // when its last task left
-	// held are the tokens whose computation it keeps.
-	held []uint32
+	counts, bucket llamaCounts
+	longest        int
+	// busy counts a batch as often as there were slots in it.
+	busy int
 }
 
 // llamaTask is one sequence of a request.
@@ -37,9 +31,8 @@ type llamaTask struct {
 	d     *llamaDialect
 	pools bool
 	slot  int // -1 while it is deferred
-	// counted: its prompt is. over: it has left its slot, with so many tokens.
+	// counted: its prompt is. over: it has left its slot.
 	counted, over bool
-	tokens        int
 }
 
 // llamaCounts are what the metrics count of prompts and answers.
@@ -58,7 +51,7 @@ func (c *llamaCounts) add(d llamaCounts) {
 
 // llamacpp makes what the page of metrics shows.
 func (m *metrics) llamacpp(r *rank) *rankMetrics {
-	rm := &rankMetrics{slots: &llamaSlots{engine: r.engine, list: make([]llamaSlot, m.p.s.cfg.MaxNumSeqs), ids: -1}}
+	rm := &rankMetrics{slots: &llamaSlots{engine: r.engine, last: make([]*llamaTask, m.p.s.cfg.MaxNumSeqs), ids: -1}}
 	rm.counters("", nil)
 	rm.taken = rm.slots.arrived
 	rm.done = func(x *exchange, c *choice, _ bool) { rm.slots.departed(c, x.s.now()) }
@@ -69,38 +62,32 @@ func (m *metrics) llamacpp(r *rank) *rankMetrics {
 func (s *llamaSlots) arrived(a *answer) {
 	d, ok := a.req.dialect.(*llamaDialect)
 	if !ok {
-		return // a raw body, or nothing that the engine has a part in
+		return // nothing that the engine has a part in
 	}
 	for i := range a.choices {
 		s.ids++
-		a.choices[i].seq.seat = -1
 		s.tasks = append(s.tasks, &llamaTask{id: s.ids, seq: &a.choices[i].seq, d: d, slot: -1, pools: a.req.pooled != nil})
 	}
 }
 
-// follow gives slots to the sequences that have begun, and counts the prompts that
-// are computed.
+// follow notes which sequences have slots, and counts the prompts that are computed.
 func (s *llamaSlots) follow(now time.Duration) {
 	for _, t := range s.tasks {
 		if t.over {
 			continue
 		}
-		if t.slot < 0 && t.seq.State() != Waiting {
-			if t.slot = s.free(t.d.slot); t.slot < 0 {
-				continue
-			}
-			t.seq.seat = t.slot
-			s.list[t.slot].task = t
+		state := t.seq.State()
+		if t.slot < 0 && (state == Prefilling || state == Decoding || state == Ended && t.seq.Start+t.seq.First > 0) {
+			t.slot = t.seq.slot
+			s.last[t.slot] = t
 			s.add(llamaCounts{cached: t.seq.Cached})
 		}
-		if state := t.seq.State(); !t.counted && t.slot >= 0 && (state == Decoding || state == Ended) {
+		if !t.counted && t.slot >= 0 && (state == Decoding || state == Ended && s.engine.Made(t.seq) > 0) {
 			t.counted = true
 			s.add(llamaCounts{prompt: t.seq.Uncached, promptTime: t.seq.First - t.seq.Start})
-			s.decodes += ceilDiv(t.seq.Uncached, llamaBatch)
-			s.busies += ceilDiv(t.seq.Uncached, llamaBatch) * s.busy()
 		}
-		if t.seq.State() == Ended {
-			s.leave(t, t.seq.Output, now)
+		if state == Ended {
+			s.leave(t, now)
 		}
 	}
 }
@@ -110,49 +97,18 @@ func (s *llamaSlots) add(c llamaCounts) {
 	s.bucket.add(c)
 }
 
-// free returns the wanted slot, if it is free, or else the one that was not used for
-// the longest time, or -1.
-func (s *llamaSlots) free(wanted int) int {
-	best := -1
-	for i := range s.list {
-		switch slot := &s.list[i]; {
-		case slot.busy():
-		case i == wanted:
-			return i
-		case best < 0 || slot.used < s.list[best].used:
-			best = i
-		}
-	}
-	return best
-}
-
-func (s *llamaSlot) busy() bool { return s.task != nil && !s.task.over }
-
-func (s *llamaSlots) busy() int {
-	n := 0
-	for i := range s.list {
-		if s.list[i].busy() {
-			n++
-		}
-	}
-	return n
-}
-
-// leave takes a task that has generated so many tokens out of its slot.
-func (s *llamaSlots) leave(t *llamaTask, made int, now time.Duration) {
-	t.over, t.tokens = true, made
-	if t.slot < 0 {
+// leave takes a task that is over out of its slot.
+func (s *llamaSlots) leave(t *llamaTask, now time.Duration) {
+	t.over = true
+	made := s.engine.Made(t.seq)
+	if t.slot < 0 || made == 0 {
 		return
 	}
-	slot := &s.list[t.slot]
-	slot.used = now
-	if made > 0 && !t.pools {
+	s.busy += ceilDiv(t.seq.Uncached, llamaBatch) + made - 1
+	s.longest = max(s.longest, t.seq.prompt()+made-1)
+	if !t.pools {
 		s.add(llamaCounts{predicted: made, predictedTime: max(0, min(now, t.seq.End)-t.seq.First)})
-		s.decodes += made - 1
-		s.busies += (made - 1) * (s.busy() + 1)
 	}
-	slot.held = t.seq.appendTokens(slot.held[:0], 0, min(len(t.seq.Prompt)+max(0, made-1), len(t.seq.Prompt)+len(t.seq.Said)))
-	s.longest = max(s.longest, len(slot.held))
 }
 
 // departed takes a sequence out.
@@ -162,13 +118,20 @@ func (s *llamaSlots) departed(c *choice, now time.Duration) {
 	if i < 0 {
 		return
 	}
-	t := s.tasks[i]
-	s.tasks = slices.Delete(s.tasks, i, i+1)
-	if !t.over {
-		s.leave(t, c.sent, now)
-	}
 	// The sequence is the exchange's, which ends.
-	t.seq = &Sequence{Uncached: t.seq.Uncached, Cached: t.seq.Cached, Output: t.seq.Output, state: Ended}
+	s.tasks[i].seq = nil
+	s.tasks = slices.Delete(s.tasks, i, i+1)
+}
+
+// processing is how many slots have a task.
+func (s *llamaSlots) processing() int {
+	n := 0
+	for _, t := range s.last {
+		if t != nil && !t.over {
+			n++
+		}
+	}
+	return n
 }
 
 // deferred is how many wait for a slot.
@@ -183,7 +146,7 @@ func (s *llamaSlots) deferred() int {
 }
 
 // llamaNow runs look with the slots of the process that serves, followed up to now.
-func (s *Server) llamaNow(look func(slots *llamaSlots, now time.Duration)) {
+func (s *Server) llamaNow(look func(slots *llamaSlots)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r := s.process.ranks[0]
@@ -192,7 +155,7 @@ func (s *Server) llamaNow(look func(slots *llamaSlots, now time.Duration)) {
 	slots := s.process.metrics.slotsOf(r)
 	slots.follow(now)
 	s.process.settle(r, now)
-	look(slots, now)
+	look(slots)
 }
 
 // llamaSlots serves GET /slots.
@@ -202,16 +165,15 @@ func (s *Server) llamaSlots(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	out, idle := []byte{'['}, 0
-	s.llamaNow(func(slots *llamaSlots, _ time.Duration) {
-		for i := range slots.list {
+	s.llamaNow(func(slots *llamaSlots) {
+		for i, t := range slots.last {
 			if i > 0 {
 				out = append(out, ',')
 			}
-			slot := &slots.list[i]
-			if !slot.busy() {
+			if t == nil || t.over {
 				idle++
 			}
-			out = slot.append(out, i, s.cfg.MaxModelLen, slots.engine)
+			out = slots.append(out, i, s.cfg.MaxModelLen)
 		}
 	})
 	if idle == 0 && r.URL.Query().Get("fail_on_no_slot") != "" {
@@ -222,27 +184,31 @@ func (s *Server) llamaSlots(w http.ResponseWriter, r *http.Request) {
 }
 
 // append appends what /slots shows of a slot.
-func (s *llamaSlot) append(dst []byte, id, context int, e *Engine) []byte {
-	dst = fmt.Appendf(dst, `{"id":%d,"n_ctx":%d,"speculative":false,"is_processing":%v`, id, context, s.busy())
-	if t := s.task; t != nil {
+func (s *llamaSlots) append(dst []byte, id, context int) []byte {
+	t := s.last[id]
+	busy := t != nil && !t.over
+	dst = fmt.Appendf(dst, `{"id":%d,"n_ctx":%d,"speculative":false,"is_processing":%v`, id, context, busy)
+	if t != nil {
 		// What is computed of the prompt and the answer. A task that is over has
 		// nothing to tell of itself any more.
-		processed, cached, made, held := 0, 0, 0, len(s.held)
-		if !t.over {
-			made, cached = e.Made(t.seq), t.seq.Cached
+		processed, cached, made, held, remain := 0, 0, 0, 0, -1
+		if cache, ok := s.engine.cache.(*slotCache); ok {
+			held = len(cache.slots[id].tokens)
+		}
+		if busy {
+			made, cached = s.engine.Made(t.seq), t.seq.Cached
 			if t.seq.State() != Prefilling {
 				processed = t.seq.Uncached
 			}
 			held = cached + processed + max(0, made-1)
-		}
-		remain := -1
-		if t.d.limit >= 0 && !t.pools && !t.over {
-			remain = t.d.limit - made
+			if t.d.limit >= 0 && !t.pools {
+				remain = t.d.limit - made
+			}
 		}
 		dst = fmt.Appendf(dst, `,"id_task":%d,"n_prompt_tokens":%d,"n_prompt_tokens_processed":%d,"n_prompt_tokens_cache":%d,"params":`,
 			t.id, held, processed, cached)
 		dst = appendLlamaSettings(dst, t.d, true)
-		dst = fmt.Appendf(dst, `,"next_token":[{"has_next_token":%v,"has_new_line":false,"n_remain":%d,"n_decoded":%d}]`, !t.over, remain, made)
+		dst = fmt.Appendf(dst, `,"next_token":[{"has_next_token":%v,"has_new_line":false,"n_remain":%d,"n_decoded":%d}]`, busy, remain, made)
 	}
 	return append(dst, '}')
 }
@@ -264,26 +230,26 @@ func (s *Server) llamaMetrics(w http.ResponseWriter, r *http.Request) {
 		return float64(n) / d.Seconds()
 	}
 	began := s.current().began
-	s.llamaNow(func(l *llamaSlots, _ time.Duration) {
+	s.llamaNow(func(l *llamaSlots) {
 		add("counter", "prompt_tokens_total", "Number of prompt tokens processed, excluding cached tokens.", float64(l.counts.prompt))
 		add("counter", "prompt_tokens_cached_total", "Number of prompt tokens taken from the cache.", float64(l.counts.cached))
 		add("counter", "prompt_seconds_total", "Time spent on prompts.", l.counts.promptTime.Seconds())
 		add("counter", "tokens_predicted_total", "Number of tokens generated.", float64(l.counts.predicted))
 		add("counter", "tokens_predicted_seconds_total", "Time spent on generating tokens.", l.counts.predictedTime.Seconds())
-		add("counter", "n_decode_total", "Number of batches computed.", float64(l.decodes))
+		add("counter", "n_decode_total", "Number of batches computed.", float64(l.engine.Counts().Steps))
 		add("counter", "n_tokens_max", "Tokens of the longest sequence.", float64(l.longest))
 		add("counter", "spec_decode_num_draft_tokens_total", "Number of draft tokens.", 0)
 		add("counter", "spec_decode_num_accepted_tokens_total", "Number of draft tokens accepted.", 0)
 		add("counter", "spec_decode_num_drafts_total", "Number of drafts.", 0)
 		add("gauge", "prompt_tokens_seconds", "Prompt tokens a second since the last look.", rate(l.bucket.prompt, l.bucket.promptTime))
 		add("gauge", "predicted_tokens_seconds", "Generated tokens a second since the last look.", rate(l.bucket.predicted, l.bucket.predictedTime))
-		busy := l.busy()
+		busy := l.processing()
 		if s.cfg.ZeroLatency {
-			busy = min(s.Running(), len(l.list))
+			busy = min(s.Running(), len(l.last))
 		}
 		add("gauge", "requests_processing", "Number of requests that have a slot.", float64(busy))
 		add("gauge", "requests_deferred", "Number of requests that wait for a slot.", float64(l.deferred()))
-		add("gauge", "n_busy_slots_per_decode", "Mean number of busy slots of a batch.", float64(l.busies)/float64(max(l.decodes, 1)))
+		add("gauge", "n_busy_slots_per_decode", "Mean number of busy slots of a batch.", float64(l.busy)/float64(max(l.engine.Counts().Steps, 1)))
 		l.bucket = llamaCounts{}
 	})
 	w.Header().Set("Process-Start-Time-Unix", strconv.FormatInt(began.UnixMicro(), 10))

@@ -68,6 +68,8 @@ type request struct {
 	adapter string
 	salt    *string
 	noRead  bool
+	// slot is the one of llama.cpp's that it must have, counted from 1; 0 is any.
+	slot int
 
 	// tokenIDs: the answer shows the ids of its tokens and of the prompt's.
 	stream, usage, continuousUsage, tokenIDs bool

@@ -5,10 +5,10 @@ import "math"
 // slotCache is the KV cache of llama.cpp and of Ollama: so many slots, each of which
 // keeps the tokens that it has computed last, until it computes others.
 //
-// A sequence gets the free slot with the longest common prefix, if that is more than
-// a tenth of its prompt, else the one that has been free for the longest time; what
-// the slot held beyond the prefix is lost. Nothing is shared between slots, and
-// nothing is told.
+// A sequence gets the slot that it must have, once that is free, or the free slot with
+// the longest common prefix, if that is more than a tenth of its prompt, else the one
+// that has been free for the longest time; what the slot held beyond the prefix is
+// lost. Nothing is shared between slots, and nothing is told.
 type slotCache struct {
 	// context is how many tokens a slot has room for.
 	context int
@@ -52,7 +52,7 @@ func (c *slotCache) admit(s *Sequence, tokens, _ int) (int, bool) {
 	best, longest, oldest := -1, 0, -1
 	for i := range c.slots {
 		slot := &c.slots[i]
-		if slot.user != nil {
+		if slot.user != nil || s.Slot > 0 && i != s.Slot-1 {
 			continue
 		}
 		if n := slot.common(s, tokens); n > longest && float64(n) > similarity*float64(tokens) {
