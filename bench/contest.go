@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -45,8 +46,9 @@ type Contest struct {
 	Budget    time.Duration `placeholder:"TIME" help:"How long first tokens may take, told to the agent with every request."`
 	Events    bool          `default:"true" negatable:"" help:"Engines publish what their caches hold."`
 
-	JSON string `name:"json" placeholder:"FILE" type:"path" help:"Write the comparison here."`
-	Plot string `placeholder:"DIR" type:"path" help:"Write charts of it into this folder."`
+	JSON    string `name:"json" placeholder:"FILE" type:"path" help:"Write the comparison here."`
+	Records string `placeholder:"DIR" type:"path" help:"Write what became of each request into this folder, a file for each run."`
+	Plot    string `placeholder:"DIR" type:"path" help:"Write charts of it into this folder."`
 
 	// Simulated is what the engines are beyond the flags.
 	Simulated simulator.Config `kong:"-"`
@@ -103,7 +105,7 @@ func (c *Contest) Run(ctx context.Context) error {
 				continue
 			}
 			name := fmt.Sprintf("[%d/%d] %s, seed %d", k*len(rivals)+i+1, c.Seeds*len(rivals), r.name, seed)
-			s, err := c.compete(ctx, r, w, name)
+			s, err := c.compete(ctx, r, w, seed, name)
 			if ctx.Err() != nil {
 				return errors.Join(fmt.Errorf("bench compare ended early: %w", context.Cause(ctx)), c.conclude(&comparison, rivals, runs, absent))
 			}
@@ -189,9 +191,9 @@ func (c *Contest) engines() string {
 }
 
 // compete makes one run, again if it is doubtful, and returns the least doubtful.
-func (c *Contest) compete(ctx context.Context, r *rival, w *workload.Workload, name string) (best workload.Summary, err error) {
+func (c *Contest) compete(ctx context.Context, r *rival, w *workload.Workload, seed uint64, name string) (best workload.Summary, err error) {
 	for attempt := 1; ; attempt++ {
-		s, err := c.once(ctx, r, w, name)
+		s, err := c.once(ctx, r, w, seed, name)
 		if err != nil {
 			return s, err
 		}
@@ -213,7 +215,7 @@ func (c *Contest) compete(ctx context.Context, r *rival, w *workload.Workload, n
 }
 
 // once makes one run.
-func (c *Contest) once(ctx context.Context, r *rival, w *workload.Workload, name string) (s workload.Summary, err error) {
+func (c *Contest) once(ctx context.Context, r *rival, w *workload.Workload, seed uint64, name string) (s workload.Summary, err error) {
 	dir, err := os.MkdirTemp("", "inferrail-bench-")
 	if err != nil {
 		return s, err
@@ -251,6 +253,14 @@ func (c *Contest) once(ctx context.Context, r *rival, w *workload.Workload, name
 	}
 	s = workload.Summarize(result.records, w, workload.SummaryOptions{Policy: r.name, Replicas: c.Replicas, Limits: c.limits(), Warm: c.Warm.of(w.Requests)})
 	s.Doubts, s.Curves = c.doubts(result), workload.NewCurves(result.records, c.Warm.of(w.Requests))
+	if c.Records != "" {
+		if err := os.MkdirAll(c.Records, 0o755); err != nil {
+			return s, err
+		}
+		if err := writeRecords(filepath.Join(c.Records, fmt.Sprintf("%s-%d.jsonl", r.name, seed)), result); err != nil {
+			return s, err
+		}
+	}
 	var all counters
 	for _, url := range engines.urls {
 		one, err := readCounters(ctx, url)

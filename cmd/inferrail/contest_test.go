@@ -52,7 +52,7 @@ func runContest(t *testing.T, c *bench.Contest) (comparison workload.Comparison)
 // were told of the caches is what all engines have counted.
 func TestContest(t *testing.T) {
 	c := contest(t, "w1", 40, 80, 2, "round_robin", "cost_model")
-	c.Seeds, c.Plot = 2, filepath.Join(t.TempDir(), "charts")
+	c.Seeds, c.Plot, c.Records = 2, filepath.Join(t.TempDir(), "charts"), filepath.Join(t.TempDir(), "records")
 	c.Simulated = simulator.Config{PrefillA: 5, PrefillD: 500, TimePerOutputToken: 500 * time.Microsecond}
 	comparison := runContest(t, c)
 	if comparison.Face != "http" || comparison.Replicas != 2 || !slices.Equal(comparison.Seeds, []uint64{1, 2}) || len(comparison.Runs) != 2 || len(comparison.All) != 4 {
@@ -80,6 +80,12 @@ func TestContest(t *testing.T) {
 	}
 	if got := c.Stdout.(*bytes.Buffer).String(); !strings.Contains(got, "round_robin") || !strings.Contains(got, "cost_model") {
 		t.Errorf("table %s", got)
+	}
+	for _, name := range []string{"round_robin-1", "round_robin-2", "cost_model-1", "cost_model-2"} {
+		lines, err := os.ReadFile(filepath.Join(c.Records, name+".jsonl"))
+		if n := bytes.Count(lines, []byte("\n")); err != nil || n != 80 {
+			t.Errorf("%s: %d records, %v", name, n, err)
+		}
 	}
 	if charts, err := filepath.Glob(filepath.Join(c.Plot, "*.svg")); err != nil || len(charts) == 0 {
 		t.Errorf("charts %v, %v", charts, err)
