@@ -21,7 +21,7 @@ import (
 type demoCommand struct{ bench.Demo }
 
 // demoPolicies are what it compares.
-var demoPolicies = []string{"round_robin", "sticky", agent.DefaultConfig().Routing.DefaultPolicy}
+var demoPolicies = []string{"round_robin", "sticky", "cost_model"}
 
 // demoEngines is how many each of them has.
 const demoEngines = 3
