@@ -110,6 +110,13 @@ func (c *Config) complete() error {
 	if len(c.ServedModelName) == 0 {
 		c.ServedModelName = []string{"sim"}
 	}
+	// A profile's number of sequences is for engines that share one cache among them.
+	switch c.Engine {
+	case "llamacpp":
+		setDefault(&c.MaxNumSeqs, 4)
+	case "ollama":
+		setDefault(&c.MaxNumSeqs, 1)
+	}
 	var errs []error
 	if c.Profile != "" {
 		if p, err := ProfileOf(c.Profile); err != nil {
@@ -117,12 +124,6 @@ func (c *Config) complete() error {
 		} else {
 			p.apply(c)
 		}
-	}
-	switch c.Engine {
-	case "llamacpp":
-		setDefault(&c.MaxNumSeqs, 4)
-	case "ollama":
-		setDefault(&c.MaxNumSeqs, 1)
 	}
 	setDefault(&c.MaxNumSeqs, 256)
 	setDefault(&c.BlockSize, 16)

@@ -542,7 +542,7 @@ func (e *Engine) admit(p *step, budget, most int) {
 			}
 			n = tokens - cached
 		}
-		if s.from == 0 {
+		if s.run == 0 { // what is computed again is not told of
 			s.Uncached, s.Cached = tokens-cached, cached
 			if !s.NoRead {
 				e.counts.Queried += s.prompt()

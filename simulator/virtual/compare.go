@@ -215,8 +215,12 @@ func (p *Plan) limit(w *workload.Workload, warm time.Duration) (limit, error) {
 	records := p.Fleet.Bound(w, chains)
 	bound := workload.Summarize(records, w, workload.SummaryOptions{Policy: "bound", Replicas: len(p.Fleet.Engines), Limits: p.Limits, Warm: warm})
 	bound.Curves = workload.NewCurves(records, warm)
+	least := time.Duration(0)
+	if p.Fleet.WholeBlocks() {
+		least = p.Fleet.Least(records, warm)
+	}
 	return limit{
-		bound: bound, infinite: chains.Infinite(), ceiling: chains.Ceiling(blocks), least: milliseconds(p.Fleet.Least(records, warm)),
+		bound: bound, infinite: chains.Infinite(), ceiling: chains.Ceiling(blocks), least: milliseconds(least),
 	}, nil
 }
 

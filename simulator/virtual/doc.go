@@ -6,6 +6,12 @@
 //	fleet.go     Fleet: the engines, and the agents before them
 //	run.go       Fleet.Serve: a loop over what happens, in the order of time
 //	agent.go     one agent: what the proxy does for a request, and the agent around it
+//	chains.go    Chains: which blocks requests have, and a cache that never forgets
+//	ceiling.go   the most hits of all caches together: an oracle
+//	bound.go     the times that policies are measured by, and a proven least
+//	compare.go   Plan: a workload under several policies, with several seeds
+//	capacity.go  how much a fleet can serve
+//	table.go     a comparison for people
 //
 // What a request meets is what it meets over HTTP, but for what has to do with bytes
 // and connections: its tokens are looked up in the index under the engines' own hashes,

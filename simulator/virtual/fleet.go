@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"time"
 
 	"github.com/inferrail/inferrail/policy"
@@ -82,8 +83,7 @@ func (f *Fleet) configs() ([]simulator.Config, error) {
 
 // Blocks returns how large a block is by which the hits of a fleet are counted, the
 // smallest that an engine has, and how many of them all have room for, the host's memory
-// included. Engines that share parts of blocks, which TGI's and llama.cpp's do, may have
-// a few hits more than whole blocks tell.
+// included. Without WholeBlocks the most hits of such blocks are only near what can be.
 func (f *Fleet) Blocks() (size, count int, err error) {
 	configs, err := f.configs()
 	if err != nil {
@@ -99,6 +99,15 @@ func (f *Fleet) Blocks() (size, count int, err error) {
 		tokens += (c.NumGPUBlocks - 1 + c.HostBlocks) * c.BlockSize
 	}
 	return size, tokens / size, nil
+}
+
+// WholeBlocks reports that all engines share whole blocks, as vLLM and SGLang do, so that
+// what is reckoned by blocks is exact. The others share single tokens: up to a block of
+// each prompt more than blocks tell.
+func (f *Fleet) WholeBlocks() bool {
+	return !slices.ContainsFunc(f.Engines, func(c simulator.Config) bool {
+		return c.Engine == "tgi" || c.Engine == "llamacpp" || c.Engine == "ollama"
+	})
 }
 
 // agents is how many there are.

@@ -42,11 +42,14 @@ func newScene(t testing.TB, seed uint64) *scene {
 		t.Fatal(err)
 	}
 	cfg := simulator.Config{
-		Engine: pick("vllm", "vllm", "sglang"), BlockSize: 16 << rng.IntN(3), MaxNumSeqs: 2 + rng.IntN(30),
+		Engine: pick("vllm", "vllm", "sglang", "sglang", "tgi", "llamacpp", "ollama"), BlockSize: 16 << rng.IntN(3), MaxNumSeqs: 2 + rng.IntN(30),
 		PrefillA: 100 * rng.Float64(), PrefillB: 0.01 * rng.Float64(), PrefillD: 5000, TimePerOutputToken: time.Duration(1+rng.IntN(20)) * time.Millisecond,
 	}
 	cfg.NumGPUBlocks = (6000 + rng.IntN(20_000)) / cfg.BlockSize
 	cfg.MaxModelLen = (cfg.NumGPUBlocks - 1) * cfg.BlockSize
+	if cfg.Engine == "llamacpp" || cfg.Engine == "ollama" {
+		cfg.MaxNumSeqs = max(1, cfg.MaxModelLen/4500) // each has its part of the cache
+	}
 	s := &scene{workload: w, seed: seed, fleet: Fleet{
 		Engines: slices.Repeat([]simulator.Config{cfg}, 1+rng.IntN(5)), Agents: 1 + rng.IntN(3), Events: rng.IntN(2) == 0,
 		EventLag: time.Duration(rng.IntN(5)) * time.Millisecond, Lag: time.Duration(rng.IntN(1000)) * time.Microsecond,
@@ -82,7 +85,7 @@ func (s *scene) serve(t testing.TB) *Outcome {
 // found in their caches is what the records say, no engine has done more than there was
 // time for, and nothing is better than what nothing can be better than.
 func TestServe(t *testing.T) {
-	scenes := uint64(120)
+	scenes := uint64(150)
 	if testing.Short() || raceEnabled {
 		scenes = 30
 	}
@@ -127,7 +130,7 @@ func TestServe(t *testing.T) {
 			}
 		}
 		sum := workload.Summarize(o.Records, s.workload, workload.SummaryOptions{Replicas: n})
-		if sum.Refused > 0 {
+		if sum.Refused > 0 || !s.fleet.WholeBlocks() {
 			continue // what is left is served as if it were alone
 		}
 		chains := NewChains(s.workload, s.fleet.Engines[0].BlockSize, 0)
