@@ -135,9 +135,9 @@ func TestContestFailure(t *testing.T) {
 // long enough that what sockets take is little beside it; a busy machine may have
 // several tries, a difference that is there by design has none.
 func TestVirtualTimeAndHTTPAgree(t *testing.T) {
-	const requests, replicas, tries = 200, 3, 4
-	const rate = 15
-	engine := simulator.Config{PrefillA: 60, PrefillB: 0.002, PrefillD: 50_000, TimePerOutputToken: time.Millisecond,
+	const requests, replicas, tries = 180, 5, 4
+	const rate = 12
+	engine := simulator.Config{PrefillA: 60, PrefillB: 0.002, PrefillD: 120_000, TimePerOutputToken: time.Millisecond,
 		NumGPUBlocks: 4000, BlockSize: 16, MaxNumSeqs: 64, MaxModelLen: 32768}
 	w, err := workload.Generate(workload.Options{Name: "w1", Seed: 1, Rate: rate, Requests: requests})
 	if err != nil {
