@@ -118,4 +118,21 @@
 // when a hypervisor took more than 5 % of them. A Contest makes such a run again.
 // What is still doubtful is marked in the table and in the JSON, and the command
 // then fails.
+//
+// # Evaluation
+//
+// Evaluation (inferrail bench report) asks what choosing is worth. It is a list of
+// commands (experiment.go), each of which writes a comparison of policies as
+// JSON: simulate in virtual time, bench compare over HTTP. The report
+// (evaluation_report.go, report.md.tmpl) is a function of these files alone: its
+// tables, its targets (target.go) and its charts (charts.go). So what it says can be
+// checked without running anything, and a number can be made again by the command that
+// stands beside it.
+//
+// Charts are drawn on svg.go, over scale.go, in the colours and the order of
+// palette.go: graph.go has two axes, bars.go columns of bars, replica_chart.go a
+// column for each replica.
+//
+// Demo (demo.go) is three policies that serve the same sessions side by side, for
+// people to watch.
 package bench

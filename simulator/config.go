@@ -76,8 +76,9 @@ type Config struct {
 	// Profile is a pair of GPU and model, one of those that Profiles returns, whose times and sizes are
 	// used where a field is not set.
 	Profile string `yaml:"profile" name:"profile" help:"GPU and model whose times, cache and budget are used where no other flag says so, such as h100-llama-8b; reference has no interference.."`
-	// MaxNumBatchedTokens is the most tokens of a step: vLLM's default is 2048, or
-	// what its GPU's profile says; llama.cpp's --batch-size is 2048 too.
+	// MaxNumBatchedTokens is the most tokens of a step, at least one for each sequence:
+	// vLLM's default is 2048, or what its GPU's profile says; llama.cpp's --batch-size is
+	// 2048 too.
 	MaxNumBatchedTokens       int  `yaml:"max_num_batched_tokens" name:"max-num-batched-tokens" aliases:"batch-size" default:"0" help:"Most tokens of one step; --batch-size of llama.cpp. 0 is 2048, or the profile's."`
 	NoEnableChunkedPrefill    bool `yaml:"no_enable_chunked_prefill" name:"no-enable-chunked-prefill" help:"vLLM computes each prompt in one step."`
 	LongPrefillTokenThreshold int  `yaml:"long_prefill_token_threshold" name:"long-prefill-token-threshold" default:"0" help:"Most tokens of one prompt in a step of vLLM's while there are others; 0 is any number."`
@@ -130,7 +131,7 @@ func (c *Config) complete() error {
 		c.Engine = "vllm"
 	}
 	setDefault(&c.DataParallelSize, 1)
-	setDefault(&c.MaxNumBatchedTokens, 2048)
+	setDefault(&c.MaxNumBatchedTokens, max(2048, c.MaxNumSeqs))
 	setDefault(&c.ChunkedPrefillSize, 8192)
 	setDefault(&c.MaxBatchPrefillTokens, 4096)
 	if c.HostBlocks == 0 && c.HicacheRatio > 0 && c.HicacheRatio <= maxHicacheRatio {
@@ -193,7 +194,9 @@ func (c *Config) complete() error {
 		errs = append(errs, fmt.Errorf("kv-events: %w", err))
 	}
 	atLeast("max-num-seqs", c.MaxNumSeqs, 1)
-	atLeast("max-num-batched-tokens", c.MaxNumBatchedTokens, 1)
+	if c.MaxNumBatchedTokens < c.MaxNumSeqs {
+		errs = append(errs, fmt.Errorf("max-num-batched-tokens must be at least max-num-seqs, %d, got %d", c.MaxNumSeqs, c.MaxNumBatchedTokens))
+	}
 	atLeast("long-prefill-token-threshold", c.LongPrefillTokenThreshold, 0)
 	atLeast("chunked-prefill-size", c.ChunkedPrefillSize, -1)
 	atLeast("max-batch-prefill-tokens", c.MaxBatchPrefillTokens, 1)

@@ -107,7 +107,7 @@ var profiles = []Profile{
 	// 4,000 blocks of 512, and one that is not for tokens: what shared traces are
 	// compared on, in a replay without interference.
 	{Name: "reference", Latency: Latency{A: 60, B: 0.001, D: 5000, PerToken: 20 * time.Millisecond}, Tokens: 4001 * 512, BlockSize: 512,
-		Sequences: 4096, Budget: 2048, Apart: true},
+		Sequences: 4096, Budget: 4096, Apart: true},
 	profile("h100-llama-8b", h100, llama8B, 1),
 	profile("a100-llama-8b", a100, llama8B, 1),
 	profile("l40s-llama-8b", l40s, llama8B, 1),

@@ -435,7 +435,7 @@ func (e *Engine) await(s *Sequence, i int) {
 	if e.ahead && s.Stops {
 		last++
 	}
-	if e.cache == nil {
+	if e.cache == nil || e.reserves {
 		return
 	}
 	block, _ := e.cache.size()

@@ -14,7 +14,6 @@ import (
 
 	"github.com/inferrail/inferrail/agent"
 	"github.com/inferrail/inferrail/bench"
-	"github.com/inferrail/inferrail/policy"
 	"github.com/inferrail/inferrail/simulator"
 )
 
@@ -22,7 +21,7 @@ import (
 type demoCommand struct{ bench.Demo }
 
 // demoPolicies are what it compares.
-var demoPolicies = []string{"round_robin", "sticky", policy.Default}
+var demoPolicies = []string{"round_robin", "sticky", "cost_model"}
 
 // demoEngines is how many each of them has.
 const demoEngines = 3

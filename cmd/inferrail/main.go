@@ -14,6 +14,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"github.com/inferrail/inferrail/simulator"
 	"github.com/inferrail/inferrail/simulator/virtual"
 	"github.com/inferrail/inferrail/simulator/workload"
 )
@@ -99,7 +100,8 @@ func newParser(c *commands, e *env) *kong.Kong {
 		kong.Description("Routes OpenAI traffic to self-hosted LLM engines; the kernel streams the answers."),
 		kong.Writers(e.stdout, e.stderr),
 		kong.Exit(func(code int) { panic(exit(code)) }),
-		kong.Vars{"workloads": strings.Join(workload.Names(), ", "), "policies": strings.Join(virtual.UsualPolicies(), ", ")},
+		kong.Vars{"workloads": strings.Join(workload.Names(), ", "), "policies": strings.Join(virtual.UsualPolicies(), ", "),
+			"profiles": strings.Join(simulator.Profiles(), ", ")},
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
 		kong.BindTo(context.Background(), (*context.Context)(nil)),
 		kong.Bind(e))
