@@ -132,12 +132,13 @@ func TestContestFailure(t *testing.T) {
 
 // Virtual time and HTTP are two ways to the same engines and the same decisions: the
 // median time to the first token of the same workload is the same. Each prompt takes
-// long enough that what sockets take is little beside it; a busy machine may have
-// several tries, a difference that is there by design has none.
+// long enough that what sockets take is little beside it. A run whose requests were sent
+// late tells nothing if it differs, and is made again; one that kept its schedule must
+// agree.
 func TestVirtualTimeAndHTTPAgree(t *testing.T) {
-	const requests, replicas, tries = 200, 3, 4
-	const rate = 15
-	engine := simulator.Config{PrefillA: 60, PrefillB: 0.002, PrefillD: 50_000, TimePerOutputToken: time.Millisecond,
+	const requests, replicas, tries, trusted = 180, 5, 3, 3 * time.Millisecond
+	const rate = 12
+	engine := simulator.Config{PrefillA: 60, PrefillB: 0.002, PrefillD: 120_000, TimePerOutputToken: time.Millisecond,
 		NumGPUBlocks: 4000, BlockSize: 16, MaxNumSeqs: 64, MaxModelLen: 32768}
 	w, err := workload.Generate(workload.Options{Name: "w1", Seed: 1, Rate: rate, Requests: requests})
 	if err != nil {
@@ -172,10 +173,15 @@ func TestVirtualTimeAndHTTPAgree(t *testing.T) {
 			if math.Abs(off) <= 0.05 {
 				break
 			}
-			if try == tries {
-				t.Errorf("%s: never within 5 %%", name)
-				break
+			switch {
+			case got.Lag.P99 <= trusted.Seconds()*1e3:
+				t.Errorf("%s: the machine kept up, and the median is %.1f %% off", name, 100*off)
+			case try == tries:
+				t.Skipf("this machine is too busy to tell: of %d runs none sent its requests within %v", tries, trusted)
+			default:
+				continue
 			}
+			break
 		}
 	}
 }
