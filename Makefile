@@ -170,11 +170,12 @@ report: build ## evaluate every policy in virtual time and over HTTP, and write 
 	bin/inferrail bench report $(if $(TRACES),--traces $(TRACES)) $(ARGS)
 
 SOAK ?= 20m
-soak: ## engines that fail in all ways under 300 requests/s for SOAK=20m, slow streams, 3,000 turns of conversations, and routing by them; the packet tier needs root
+soak: ## engines that fail in all ways under 300 requests/s for SOAK=20m, slow streams, 3,000 turns of conversations, routing by them, and 5,000 streams of one simulated engine; the packet tier needs root
 	INFERRAIL_SOAK=$(SOAK) go test -count 1 -timeout 0 -v -run '^TestChaos$$' ./cmd/inferrail
 	INFERRAIL_SOAK=$(SOAK) go test -count 1 -timeout 0 -v -run '^TestDatapathTenMinutes$$' ./cmd/inferrail
 	INFERRAIL_SOAK=$(SOAK) go test -count 1 -timeout 0 -v -run '^TestPredictedIsCached$$' ./cmd/inferrail
 	INFERRAIL_SOAK=$(SOAK) go test -count 1 -timeout 0 -v -run '^TestCostModelOnChats$$|^TestCalibrationOverHTTP$$' ./cmd/inferrail
+	INFERRAIL_STREAMS=5000 go test -count 1 -timeout 0 -v -run '^TestStreamsKeepTime$$' ./simulator
 
 clean: ## remove what was built
 	rm -rf bin

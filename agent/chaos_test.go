@@ -51,6 +51,8 @@ func randomConfig(base *Config, rng *rand.Rand) Config {
 	c.Models = []ModelConfig{m}
 	c.Classes = []ClassConfig{{"gold", 0}, {"batch", 9}}[:rng.IntN(3)]
 	c.Decisions.Sample = []float64{0, .5, 1}[rng.IntN(3)]
+	c.Decisions.Prompts = []string{"", promptHashes}[rng.IntN(2)]
+	c.Decisions.MaxBytes, c.Decisions.Keep = leastDecisions, rng.IntN(3)
 	c.Retry.MaxAttempts = 1 + rng.IntN(3)
 	return c
 }
@@ -184,7 +186,7 @@ func TestReloadChaos(t *testing.T) {
 		t.Error("too little happened")
 	}
 	for _, d := range loggedDecisions(t, base.Decisions.File) {
-		if d.Winner == "" || len(d.Replicas) == 0 || d.Outcome == nil {
+		if d.Winner == "" || (len(d.Replicas) == 0) != (d.Prompt != nil) || d.Outcome == nil {
 			t.Errorf("%+v", d)
 		}
 	}

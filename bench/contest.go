@@ -13,6 +13,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/goccy/go-yaml"
+
 	"github.com/inferrail/inferrail/simulator"
 	"github.com/inferrail/inferrail/simulator/workload"
 )
@@ -31,13 +33,17 @@ type Contest struct {
 	Seed        uint64   `default:"1" help:"The first of the seeds."`
 	Attempts    int      `default:"2" help:"How often a run is made that is doubtful; the least doubtful one counts."`
 
-	Replicas  int    `short:"r" default:"4" help:"Engines."`
-	Datapath  string `default:"copy" help:"The tier that the agent relays answers with: auto, packet or copy."`
-	Engine    string `enum:"vllm,sglang" default:"vllm" help:"Which engines are simulated: vllm or sglang."`
-	KVBlocks  int    `default:"4000" help:"Blocks of each engine's KV cache,"`
-	BlockSize int    `default:"16" help:"of so many tokens."`
-	MaxSeqs   int    `default:"256" help:"Most sequences that an engine runs at the same time."`
-	Events    bool   `default:"true" negatable:"" help:"Engines publish what their caches hold."`
+	Replicas  int           `short:"r" default:"4" help:"Engines."`
+	Datapath  string        `default:"copy" help:"The tier that the agent relays answers with: auto, packet or copy."`
+	Engine    string        `enum:"vllm,sglang" default:"vllm" help:"Which engines are simulated: vllm or sglang."`
+	Profile   string        `placeholder:"NAME" help:"GPU and model whose times and sizes the engines have (inferrail sim --profile)."`
+	KVBlocks  int           `placeholder:"N" help:"Blocks of each engine's KV cache, by default what the profile has, or 4000,"`
+	BlockSize int           `placeholder:"N" help:"of so many tokens, by default 16."`
+	MaxSeqs   int           `placeholder:"N" help:"Most sequences that an engine runs at the same time."`
+	Set       []string      `sep:"none" placeholder:"KEY=VALUE" help:"Anything else of the engines, such as prefill_a=40: flags of inferrail sim, with _ for -. Repeatable."`
+	Routing   string        `placeholder:"YAML" help:"More of the agent's routing, such as 'admission: {mode: absolute}'."`
+	Budget    time.Duration `placeholder:"TIME" help:"How long first tokens may take, told to the agent with every request."`
+	Events    bool          `default:"true" negatable:"" help:"Engines publish what their caches hold."`
 
 	JSON string `name:"json" placeholder:"FILE" type:"path" help:"Write the comparison here."`
 	Plot string `placeholder:"DIR" type:"path" help:"Write charts of it into this folder."`
@@ -70,8 +76,7 @@ func (c *Contest) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("bench compare: %w", err)
 	}
-	comparison := workload.Comparison{Face: "http", Replicas: c.Replicas, Speed: c.Speed, Limits: c.limits(),
-		Engine: fmt.Sprintf("%s, %d blocks of %d tokens", c.Simulated.Engine, c.Simulated.NumGPUBlocks, c.Simulated.BlockSize)}
+	comparison := workload.Comparison{Face: "http", Replicas: c.Replicas, Speed: c.Speed, Limits: c.limits(), Engine: c.engines()}
 	absent := map[string]error{}
 	for i := range rivals {
 		if r := &rivals[i]; r.prepare != nil {
@@ -125,10 +130,16 @@ func (c *Contest) check() ([]rival, error) {
 		return nil, err
 	}
 	e := &c.Simulated
-	e.Port, e.ServedModelName, e.EnablePromptTokensDetails = 0, []string{contestModel}, true
 	e.Engine = cmp.Or(e.Engine, c.Engine, "vllm")
 	e.NumGPUBlocks, e.BlockSize = cmp.Or(e.NumGPUBlocks, c.KVBlocks), cmp.Or(e.BlockSize, c.BlockSize)
 	e.MaxNumSeqs = cmp.Or(e.MaxNumSeqs, c.MaxSeqs)
+	if err := c.set(e); err != nil {
+		return nil, err
+	}
+	if c.Profile == "" {
+		e.NumGPUBlocks, e.BlockSize = cmp.Or(e.NumGPUBlocks, 4000), cmp.Or(e.BlockSize, 16)
+	}
+	e.Port, e.ServedModelName, e.EnablePromptTokensDetails = 0, []string{contestModel}, true
 	if c.Events {
 		e.KVEvents.Endpoint, e.KVEvents.ReplayEndpoint = "tcp://127.0.0.1:0", "tcp://127.0.0.1:0"
 	}
@@ -140,6 +151,41 @@ func (c *Contest) check() ([]rival, error) {
 		c.program = []string{self}
 	}
 	return rivalsOf(c.Policies, c.Contestants)
+}
+
+// set sets keys of the engines' configuration.
+func (c *Contest) set(e *simulator.Config) error {
+	keys := c.Set
+	if c.Profile != "" {
+		keys = append([]string{"profile=" + c.Profile}, keys...)
+	}
+	for _, key := range keys {
+		name, value, ok := strings.Cut(key, "=")
+		if !ok {
+			return fmt.Errorf("--set %s: want KEY=VALUE", key)
+		}
+		if err := yaml.UnmarshalWithOptions([]byte(name+": "+value), e, yaml.Strict()); err != nil {
+			first, _, _ := strings.Cut(err.Error(), "\n")
+			return fmt.Errorf("the engines' %s: %s", key, first)
+		}
+	}
+	return nil
+}
+
+// engines says what the engines are.
+func (c *Contest) engines() string {
+	e := &c.Simulated
+	said := e.Engine
+	if c.Profile != "" {
+		said += ", " + c.Profile
+	}
+	if e.NumGPUBlocks > 0 {
+		said += fmt.Sprintf(", %d blocks of %d tokens", e.NumGPUBlocks, cmp.Or(e.BlockSize, 16))
+	}
+	for _, key := range c.Set {
+		said += ", " + key
+	}
+	return said
 }
 
 // compete makes one run, again if it is doubtful, and returns the least doubtful.
@@ -174,9 +220,8 @@ func (c *Contest) once(ctx context.Context, r *rival, w *workload.Workload, name
 	}
 	defer os.RemoveAll(dir)
 	engine := c.Simulated
-	if engine.MaxModelLen == 0 {
-		// As long as the longest needs; an engine without room for that says so.
-		engine.MaxModelLen = max(longest(w), min(32768, (engine.NumGPUBlocks-1)*engine.BlockSize))
+	if n := longest(w); engine.MaxModelLen == 0 && n > usualLength(&engine) {
+		engine.MaxModelLen = n // An engine without room for that says so.
 	}
 	engines, err := startSimulators(ctx, c.program, dir, c.Replicas, engine)
 	if err != nil {
@@ -188,7 +233,7 @@ func (c *Contest) once(ctx context.Context, r *rival, w *workload.Workload, name
 		return s, err
 	}
 	defer gate.stop()
-	e, err := newEndpoint(EndpointOptions{URL: gate.url}, c.Timeout)
+	e, err := newEndpoint(EndpointOptions{URL: gate.url, Budget: c.Budget}, c.Timeout)
 	if err != nil {
 		return s, err
 	}
@@ -223,6 +268,11 @@ func (c *Contest) once(ctx context.Context, r *rival, w *workload.Workload, name
 		}
 	}
 	return s, nil
+}
+
+// usualLength is how many tokens an engine takes that is not told.
+func usualLength(e *simulator.Config) int {
+	return min(32768, (cmp.Or(e.NumGPUBlocks, 16384)-1)*cmp.Or(e.BlockSize, 16))
 }
 
 // longest is how many tokens the longest prompt and its answer have.

@@ -84,6 +84,41 @@
 // rightly, or the benchmark fails; a peer that does not, or that cannot be
 // installed or started, is a line that says so.
 //
+// # Workloads
+//
+// A Trial (inferrail bench run, trial.go) asks one gateway or engine for a
+// workload of package simulator/workload; a Contest (inferrail bench compare,
+// contest.go) does so with each way to choose among simulated engines (rival.go):
+// the agent under each policy, and proxies and routers of others.
+//
+// The load (load.go) is an open loop. Requests are due at times that are fixed
+// beforehand. Each has a goroutine of its own (exchange.go) from when it is due,
+// whatever has become of those before it; its body has been made before. One
+// goroutine on a thread of its own keeps the schedule (pacer.go). Latency counts
+// from when a request was due, so a server that falls behind is seen to, and so
+// is the harness where it was late itself: how late each request was sent is
+// recorded. Nobody waits for a connection. A request beyond --max-at-once is not
+// sent and has failed.
+//
+// The first token is the first event with something that the model said, not the
+// first byte or the role; the last is the last of these. How many tokens there
+// are, and how many were cached, is what the engine says in usage; which replica
+// has answered, and what was foretold, is what the agent says in the response's
+// head. Where no agent does, engines are told apart by their fingerprints.
+//
+// Each run of a Contest has fresh engines, in one process beside the load's, a
+// fresh gateway, and the same requests at the same times, so that caches are cold
+// and equally so. Simulated engines say what the workload has as the answer, and
+// the next turn of a conversation finds it in the cache. Rivals take turns in who
+// is first. Engines that a workload throttles are made slow when it says so. What
+// the engines have counted is read at the end, beside what answers said.
+//
+// A run is doubtful when one in a hundred requests was sent more than --max-lag
+// late, when requests were not sent, when the CPUs were busier than --max-busy, or
+// when a hypervisor took more than 5 % of them. A Contest makes such a run again.
+// What is still doubtful is marked in the table and in the JSON, and the command
+// then fails.
+//
 // # Evaluation
 //
 // Evaluation (inferrail bench report) asks what choosing is worth. It is a list of

@@ -204,6 +204,9 @@ func (x *exchange) take(e *event) {
 		if !x.counted {
 			r.Output++
 		}
+	} else if e.finished && r.First != 0 {
+		// The last tokens had no text of their own.
+		r.End = x.load.now()
 	}
 	x.note(e.usage, e.fingerprint)
 }

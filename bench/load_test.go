@@ -140,6 +140,25 @@ func TestLoadMeasuresKnownTimes(t *testing.T) {
 	}
 }
 
+// An answer is over when its choice is, though the last tokens have no text, such as the
+// one that ends it.
+func TestLoadMeasuresToTheEnd(t *testing.T) {
+	const silent = 60 * time.Millisecond
+	result := loadOf(t, func(w http.ResponseWriter, _ *http.Request) {
+		beginStream(w)
+		say(w, aToken)
+		time.Sleep(silent)
+		say(w, `{"choices":[{"text":"","finish_reason":"stop"}]}`)
+		time.Sleep(time.Second)
+		end(w, 3)
+	}, 3, 3, time.Millisecond).mustRun(t)
+	for _, r := range result.records {
+		if took := r.End - r.First; r.Output != 3 || len(r.Gaps) != 0 || took < silent || took > time.Second {
+			t.Errorf("%+v", r)
+		}
+	}
+}
+
 // A server that serves one request after another and takes longer for each than there
 // is time between two falls behind. Latency is counted from when requests were due, so
 // it grows with each by as much as the server falls behind with it; who would wait for

@@ -120,13 +120,20 @@ func (c *Contest) startRival(ctx context.Context, r *rival, dir string, engines 
 // startAgent starts the agent under a policy.
 func (c *Contest) startAgent(ctx context.Context, g *gate, r *rival, dir string, engines []string) (err error) {
 	var config strings.Builder
+	block, routing := "", ""
+	if c.Routing != "" {
+		routing = ", " + c.Routing
+	}
+	if n := c.Simulated.BlockSize; n > 0 {
+		block = fmt.Sprint(", block_size: ", n)
+	}
 	fmt.Fprintf(&config, `listen: 127.0.0.1:0
 admin_listen: 127.0.0.1:0
 datapath: {mode: %s}
-models: [{name: %s, tokenizer: "builtin:sim", block_size: %d}]
-routing: {default_policy: %s}
+models: [{name: %s, tokenizer: "builtin:sim"%s}]
+routing: {default_policy: %s%s}
 replicas:
-`, c.Datapath, contestModel, c.Simulated.BlockSize, r.policy)
+`, c.Datapath, contestModel, block, r.policy, routing)
 	for i, url := range engines {
 		fmt.Fprintf(&config, "  - {id: e%d, url: %q, engine: %s}\n", i, url, c.Simulated.Engine)
 	}

@@ -21,6 +21,8 @@ type Traffic struct {
 	Duration time.Duration `placeholder:"TIME" help:"Only requests that come within this time."`
 	Warm     Warm          `placeholder:"TIME|N%" help:"Requests of this time, or of this part of the whole, are sent and not counted."`
 
+	TraceModel string `name:"trace-model" placeholder:"NAME" help:"Whose requests of a decision log, where it has those of several models."`
+
 	TTFTLimit time.Duration `name:"ttft-limit" default:"2s" help:"A good answer has its first token within this time,"`
 	TPOTLimit time.Duration `name:"tpot-limit" default:"100ms" help:"and takes at most this for each further one."`
 }
@@ -83,7 +85,7 @@ func (t *Traffic) load(seed uint64) (*workload.Workload, error) {
 		w, err = workload.Generate(workload.Options{Name: t.Workload, Seed: seed, Rate: t.Rate, Requests: t.Requests,
 			Duration: time.Duration(float64(t.Duration) * t.Speed)})
 	case t.Trace != "":
-		w, err = workload.ReadOptions{Rate: t.Rate, Seed: seed}.Read(t.Trace)
+		w, err = workload.ReadOptions{Rate: t.Rate, Seed: seed, Model: t.TraceModel}.Read(t.Trace)
 	default:
 		return nil, fmt.Errorf("--workload or --trace is missing; workloads are %s", strings.Join(workload.Names(), ", "))
 	}

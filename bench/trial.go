@@ -96,6 +96,9 @@ func (t *Trial) Run(ctx context.Context) error {
 	}
 	l := t.Asking.newLoad(e, w, workload.BodyOptions{Model: t.Model, Say: t.Say})
 	fmt.Fprintf(t.Stderr, "bench run: %d requests of %s within %v\n", len(w.Requests), w.Name, w.Requests[len(w.Requests)-1].At.Round(time.Millisecond))
+	if len(w.Throttles) > 0 {
+		fmt.Fprintf(t.Stderr, "bench run: %s makes engines slow for a while; that is up to you here, compare does it by itself\n", w.Name)
+	}
 	result, err := l.runShown(ctx, t.Stderr, "bench run")
 	if err != nil {
 		return err

@@ -60,6 +60,7 @@ func referenceCost(m *CostModel, r *Request, cs []Candidate, i int) (cost float6
 		times = n(m.ownWork(r, cs)) // it goes by some of them then
 	}
 	times = add(times, mul(n(m.Interference), n(float64(c.Decoding))))
+	times = add(times, mul(n(m.Crowd), n(float64(c.InFlight-c.Decoding))))
 
 	load := n(0)
 	gpu := min(int(c.CachedGPU), held)
@@ -141,7 +142,7 @@ func soundRequest(rng *rand.Rand) *Request {
 func costModels(rng *rand.Rand) *CostModel {
 	m := NewCostModel()
 	if rng.IntN(3) == 0 {
-		*m = CostModel{1 + rng.Float64(), 5 * rng.Float64(), 1e-4 * rng.Float64(), 1e-4 * rng.Float64(), 0.1 * rng.Float64(),
+		*m = CostModel{1 + rng.Float64(), 5 * rng.Float64(), 1e-4 * rng.Float64(), 1e-4 * rng.Float64(), 0.1 * rng.Float64(), rng.Float64(),
 			rng.Float64(), 1 + rng.Float64(), 0.1 * rng.Float64(), rng.Float64(), rng.Float64(), 0.01 * rng.Float64(), 0.1 * rng.Float64()}
 	}
 	return m
@@ -216,7 +217,7 @@ func TestCostModelTerms(t *testing.T) {
 	}
 }
 
-// At the same rest, more cached never costs more, and more wait, load, decoding or a
+// At the same rest, more cached never costs more, and more wait, requests, sequences or a
 // smaller share never costs less; the same of the time to first token.
 func TestCostModelMonotone(t *testing.T) {
 	rng := rand.New(rand.NewPCG(6, 4))
@@ -244,7 +245,8 @@ func TestCostModelMonotone(t *testing.T) {
 		case 3:
 			c.InFlight += rng.Int32N(100)
 		case 4:
-			c.Decoding += rng.Int32N(100)
+			n := rng.Int32N(100)
+			c.InFlight, c.Decoding = c.InFlight+n, c.Decoding+n
 		case 5:
 			c.Share = cmpShare(c.Share) * rng.Float32()
 		}

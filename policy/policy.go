@@ -43,7 +43,7 @@ type Candidate struct {
 	// CachedGPU is the part of Cached that is on the GPU, and CachedCPU the part that
 	// is on the GPU or in the host's memory. What is beyond lies on disk or farther.
 	CachedGPU, CachedCPU int32
-	// Decoding is how many sequences have their first token and are generated.
+	// Decoding is how many of those have their first token and are generated.
 	Decoding int32
 	// Queued is how many requests wait for the engine to begin with them, as it
 	// says; 0 too when it does not.
@@ -55,7 +55,7 @@ type Candidate struct {
 	// too when that is not known.
 	KV float32
 	// Wait is how long the prefill of the prompts ahead of this one is taken to
-	// last, by Speed.
+	// last, by Speed: not less than 0.
 	Wait float64
 	// Speed is how fast the replica prefills, as far as it is known.
 	Speed Speed
@@ -98,14 +98,6 @@ func (c *Candidate) shared(x float64) float64 {
 		return x / float64(c.Share)
 	}
 	return x
-}
-
-// wait is Wait, without what a clock that was set back has made of it.
-func (c *Candidate) wait() float64 {
-	if c.Wait < 0 {
-		return 0
-	}
-	return c.Wait
 }
 
 // Policy gives replicas their costs. Implementations are immutable and may be

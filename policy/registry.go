@@ -51,6 +51,7 @@ func costModelWeights() []weight {
 		{"load_cpu", m.LoadCPU, 0, inf},
 		{"load_disk", m.LoadDisk, 0, inf},
 		{"interference", m.Interference, 0, inf},
+		{"crowd", m.Crowd, 0, inf},
 		{"approximate", m.Approximate, 0, 1},
 		{"bound", m.Bound, 1, inf},
 		{"overload", m.Overload, 0, inf},
@@ -62,7 +63,7 @@ func costModelWeights() []weight {
 }
 
 func newCostModel(w []float64) Policy {
-	return &CostModel{w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], w[8], w[9], w[10], w[11]}
+	return &CostModel{w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], w[8], w[9], w[10], w[11], w[12]}
 }
 
 // New returns the policy of a name, with the weights that are given in place of

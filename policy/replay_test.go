@@ -334,6 +334,19 @@ func leastTimes(tr *trace, n int) *outcome {
 	return o
 }
 
+// pooled is what a cache as large as those of n engines together would find of what
+// could be in one, if all requests came to it.
+func pooled(tr *trace, n int) float64 {
+	cache, held, full := newLRU(n*reference.blocks, tr.ids), 0, 0
+	for k := range tr.requests {
+		blocks := tr.requests[k].full()
+		held += cache.match(blocks)
+		full += len(blocks)
+		cache.add(blocks)
+	}
+	return float64(held) / float64(full)
+}
+
 // alike is a fleet of n engines of one kind.
 func alike(n int, m engineModel) []engineModel { return slices.Repeat([]engineModel{m}, n) }
 
@@ -508,6 +521,25 @@ func TestReplayDefaultIsBest(t *testing.T) {
 			worse("the mean", got.mean, o.mean, 0.03)
 		}
 	}
+}
+
+// On the recorded traces the mean is not far from what no policy can be better than,
+// and most of what one cache for all would find is found, by replicas that have much
+// the same to do.
+func TestReplayNearBound(t *testing.T) {
+	conversation, synthetic := readPacked(t, "conversation"), readPacked(t, "synthetic")
+	f := func(tr *trace, mean, reuse, hotspot float64) {
+		t.Helper()
+		o, bound, all := (&replay{policy: NewCostModel(), fleet: alike(8, reference)}).run(tr), leastTimes(tr, 8), pooled(tr, 8)
+		if o.mean > mean*bound.mean || o.hit < reuse*all || o.hotspot > hotspot {
+			t.Errorf("%s: %v; want at most %.2f times %.0f ms, %.2f of %.3f found and a hotspot of at most %.2f", tr.name, o, mean, bound.mean, reuse, all, hotspot)
+		}
+		t.Logf("%s: mean %.3f times the bound, %.3f of the reuse of one cache, hotspot %.2f", tr.name, o.mean/bound.mean, o.hit/all, o.hotspot)
+	}
+	f(conversation, 1.19, 0.88, 1.15)
+	f(conversation.faster(1.8), 1.25, 0.85, 1.15)
+	f(synthetic, 1.15, 0.95, 1.35)
+	f(synthetic.faster(1.8), 1.24, 0.93, 1.35)
 }
 
 // What is learned of the engines by first tokens is as good as to know them, from the
@@ -759,6 +791,9 @@ func compareWeights(t *testing.T, known bool) {
 	}
 	for _, interference := range []float64{0, 0.005, 0.02, 0.04} {
 		add(fmt.Sprint("interference=", interference))
+	}
+	for _, crowd := range []float64{0, 0.05, 0.2, 0.4} {
+		add(fmt.Sprint("crowd=", crowd))
 	}
 	for _, share := range []float64{0, 0.02, 0.1, 0.2} {
 		add(fmt.Sprint("slack_share=", share))

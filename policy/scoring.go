@@ -5,9 +5,11 @@ import "math"
 // scoring is the work of one CostModel.score on all candidates, block by block, on its
 // stack: what most of them cost, and what there is besides. begin makes it ready.
 type scoring struct {
-	tokens            int32
-	own, interference float64
-	pressed           float32
+	// The prefill counts own times, and so many times more for each sequence that is
+	// decoded and for each request.
+	tokens                 int32
+	own, decoding, request float64
+	pressed                float32
 
 	// costs is the sum of all costs, and weighed that of all requests by the time for
 	// a token. They are no numbers when one of those is none.
@@ -15,15 +17,13 @@ type scoring struct {
 	// least is the bits of the least cost: numbers that are not below zero are in the
 	// order of their bits, and of others the first bit is set.
 	least int64
-	// signs is below zero when a wait is, and inFlight when requests are. The latter
-	// has the bits of all.
-	signs    int64
+	// inFlight has the bits of all requests: it is below zero when one of them is.
 	inFlight int32
 
 	// special is how many candidates of the latest block have costs that lack
 	// something: they have a part of the prompt in lower tiers, take a part of their
 	// share or have a full KV cache. few are their places, if it has room for all.
-	special uint
+	special int
 	few     [16]int32
 }
 
@@ -36,7 +36,9 @@ const infinite = int64(0x7ff0_0000_0000_0000)
 
 // begin makes it ready for r.
 func (s *scoring) begin(m *CostModel, r *Request, own float64) {
-	s.tokens, s.own, s.interference, s.pressed, s.least = int32(max(r.Tokens, 0)), own, m.Interference, float32(m.KVLimit), infinite
+	s.tokens, s.pressed, s.least = int32(max(r.Tokens, 0)), float32(m.KVLimit), infinite
+	// What times says, in requests instead of a crowd.
+	s.own, s.decoding, s.request = own, m.Interference-m.Crowd, m.Crowd
 }
 
 // As variables they are read once for a block, as constants once for each candidate.
@@ -50,23 +52,23 @@ var (
 // takes, so it has few operations for each, and no branch that is hard to foretell.
 func (s *scoring) block(candidates []Candidate, costs []float64) (most int64) {
 	costs = costs[:len(candidates)]
-	tokens, own, interference, pressed := s.tokens, s.own, s.interference, s.pressed
+	tokens, own, decoding, request, pressed := s.tokens, s.own, s.decoding, s.request, s.pressed
 	half, share := half, wholeShare
 	all := float64(tokens)
 	halfAll := half * all
-	total, weighed, least, signs, inFlight := s.costs, s.weighed, s.least, s.signs, s.inFlight
+	total, weighed, least, inFlight := s.costs, s.weighed, s.least, s.inFlight
 	s.special = 0
 	for i := range candidates {
 		c := &candidates[i]
 		cached := min(c.Cached, tokens)
 		held, a := float64(cached), c.Speed.A
 		fill := (all-held)*(a+c.Speed.B*(halfAll+half*held)) + c.Speed.D
-		cost := (own+interference*float64(c.Decoding))*fill + c.Wait
+		requests := float64(c.InFlight)
+		cost := (own+decoding*float64(c.Decoding)+request*requests)*fill + c.Wait
 		costs[i] = cost
 		total += cost
-		signs |= int64(math.Float64bits(c.Wait))
 		inFlight |= c.InFlight
-		w := a * float64(c.InFlight)
+		w := a * requests
 		weighed += w
 		most = max(most, int64(math.Float64bits(w)))
 		if c.CachedGPU >= cached && !(c.KV > pressed && c.Queued > 0) && c.Share >= share {
@@ -74,15 +76,9 @@ func (s *scoring) block(candidates []Candidate, costs []float64) (most int64) {
 			continue
 		}
 		// A share of 0, which stands for 1, comes here as well.
-		s.few[s.special%uint(len(s.few))] = int32(i)
+		s.few[uint(s.special)%uint(len(s.few))] = int32(i)
 		s.special++
 	}
-	s.costs, s.weighed, s.least, s.signs, s.inFlight = total, weighed, least, signs, inFlight
+	s.costs, s.weighed, s.least, s.inFlight = total, weighed, least, inFlight
 	return most
-}
-
-// took is told the cost of one that is special.
-func (s *scoring) took(cost float64) {
-	s.costs += cost
-	s.least = min(s.least, int64(math.Float64bits(cost)))
 }

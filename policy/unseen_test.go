@@ -306,6 +306,59 @@ func (s *scene) under(r replay, p Policy) *outcome {
 	return r.run(s.trace)
 }
 
+// Where nothing is shared there is only load to go by, and the default is as good at it
+// as those that know nothing else, up to where not all can be served: in fleets of one
+// kind in everything, and in others in the 99th percentile and in the mean. There, medians
+// of least_request may be less, where engines are many times as fast as others and hardly
+// keep up: as many requests wait at each, so most of them, at the fast ones, wait for a
+// part of the time, and the rest for up to forty times as long as any has to.
+func TestReplayNothingShared(t *testing.T) {
+	if raceEnabled {
+		t.Skip("make test runs it without the race detector")
+	}
+	fast := reference
+	fast.speed = Speed{15e-6, 0.25e-9, 2e-3}
+	medians, mixed := 0.0, 0.0
+	for _, tr := range []*trace{unshared(), gusts(5), twoSizes(5)} {
+		for _, f := range []struct {
+			name  string
+			fleet []engineModel
+			slow  []float64
+			mixed bool
+		}{
+			{"8 of the reference", alike(8, reference), nil, false},
+			{"6 stepping", alike(6, stepping), nil, false},
+			{"4 of the reference, 4 fast", append(alike(4, reference), alike(4, fast)...), nil, true},
+			{"one slow", alike(8, reference), oneSlow, true},
+			{"2 quick, 5 tiny", append(alike(2, quick), alike(5, tiny)...), nil, true},
+		} {
+			for _, load := range []float64{0.3, 0.85} {
+				s := scene{f.name, tr.loaded(load, f.fleet, f.slow), f.fleet, f.slow}
+				got := s.under(replay{}, NewCostModel()).measured()
+				least := s.under(replay{}, LeastRequest{}).measured()
+				for _, other := range [][3]float64{least, s.under(replay{}, RoundRobin{}).measured()} {
+					for m, what := range [...]string{"median", "99th percentile", "mean"} {
+						if m == 0 && f.mixed {
+							continue
+						}
+						if got[m] > 1.03*other[m] {
+							t.Errorf("%s before %s: the %s is %.0f ms, and can be %.0f", s.trace.name, s.name, what, got[m], other[m])
+						}
+					}
+				}
+				if f.mixed {
+					medians, mixed = medians+math.Log(got[0]/least[0]), mixed+1
+				}
+			}
+		}
+	}
+	if by := math.Exp(medians / mixed); by > 0.85 {
+		t.Errorf("medians of mixed fleets are %.2f times those of least_request", by)
+	} else {
+		t.Logf("medians of mixed fleets are %.2f times those of least_request", by)
+	}
+}
+
 // measured are the median, the 99th percentile and the mean.
 func (o *outcome) measured() [3]float64 { return [3]float64{o.p50, o.p99, o.mean} }
 

@@ -373,6 +373,7 @@ func TestChaos(t *testing.T) {
 					select {
 					case r := <-records:
 						r.WorkOut()
+						c.s.SetDecisions(records, DecisionsWanted{Sample: 1, Hashes: d.roll(2) == 0})
 						told++
 						c.pause(3)
 					case <-over:

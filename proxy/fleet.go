@@ -121,6 +121,7 @@ type Replica struct {
 	block    atomic.Int32 // tokens; 0 is not known
 	rank     atomic.Int32 // +1; 0 is none
 	large    atomic.Bool
+	allChats atomic.Bool
 	gate     gate
 	warmth   warmth
 	failures atomic.Int64 // in a row
@@ -131,6 +132,11 @@ type Replica struct {
 	// addresses is where it can be dialled.
 	addresses *addresses
 }
+
+// SetAllChats tells that the engine makes a chat of what /v1/completions sends it,
+// as Ollama does: its count of such a prompt is not that of the prompt, and says
+// nothing of how others are followed.
+func (r *Replica) SetAllChats(all bool) { r.allChats.Store(all) }
 
 // SetKey sets the API key that the engine wants; it replaces the client's.
 // Empty passes the client's on.

@@ -92,7 +92,7 @@ func (x *exchange) samplePrompt() {
 
 // comparePrompt compares what was followed with what the engine has counted.
 func (x *exchange) comparePrompt(u usage) {
-	if x.followed && x.promptReason == prompt.Exact && !u.partial {
+	if x.followed && x.promptReason == prompt.Exact && !u.partial && !(promptKind(x.path) == prompt.Completion && x.replica.allChats.Load()) {
 		if p := x.c.s.prompts.Load(); p.checks != nil {
 			p.checks.Counted(x.model, x.replica, x.promptTokens, int(min(u.prompt, 1<<30)), x.id)
 		}

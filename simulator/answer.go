@@ -27,6 +27,8 @@ type answer struct {
 	fingerprint string
 	// details: usage tells what was cached, as SGLang does it if sglang is set.
 	details, sglang bool
+	// aborted: somebody else has ended it.
+	aborted bool
 	// failed is why nothing comes, or nothing more.
 	failed *apiError
 	// events counts those of a stream of the Responses API.
@@ -56,14 +58,15 @@ type choice struct {
 	stopped string
 	tokens  int // of its prompt
 	sent    int // tokens written
+	made    int // tokens there were when it was aborted
 	// cached is how many tokens of its prompt were, shareable how many are in
 	// full blocks of a cache.
 	cached, shareable int
-	// planned: token from is ready at the time at, and those behind it in the
-	// sequence's pace, as last read. wrote is when the last one was written.
-	planned   bool
-	from      int
-	at, wrote time.Duration
+	// watch is how far the engine is; planned: it has begun, as last read. wrote is
+	// when the last token was written.
+	watch   *watch
+	planned bool
+	wrote   time.Duration
 	// began is when its prefill did, computed when its first token was ready, as
 	// last read.
 	began, computed time.Duration
@@ -79,6 +82,9 @@ func newAnswer(cfg *Config, r *request, id string, created int64) *answer {
 		sglang: cfg.sglang(), choices: make([]choice, 0, len(r.prompts)*r.n), fingerprint: cfg.fingerprint()}
 	if r.adapter != "" {
 		a.model = r.adapter
+	}
+	if r.model != "" {
+		a.model = r.model
 	}
 	for _, p := range r.prompts {
 		var ids []uint32

@@ -1,6 +1,7 @@
 package simulator
 
 import (
+	"container/list"
 	"slices"
 
 	"github.com/inferrail/inferrail/index/kvevent"
@@ -22,9 +23,62 @@ type blockPool struct {
 	blocks []poolBlock
 	free   int // in the queue
 	named  map[BlockName]int32
+	// host is a copy of full blocks in the host's memory, where they stay longer.
+	host hostTier
 	// changed is kept when told is set.
 	told    bool
 	changed []Change
+}
+
+// hostTier is the memory of the host, with room for so many blocks: those that were
+// copied or wanted last.
+type hostTier struct {
+	room   int
+	blocks map[BlockName]*list.Element
+	// order has the names, the one that was used last first.
+	order list.List
+}
+
+// has reports whether a block is there, and counts as use.
+func (h *hostTier) has(name BlockName) bool {
+	e, ok := h.blocks[name]
+	if ok {
+		h.order.MoveToFront(e)
+	}
+	return ok
+}
+
+// offload copies the full blocks of the first so many tokens of s to the host.
+func (p *blockPool) offload(s *Sequence, tokens int) {
+	h := &p.host
+	full := min(tokens/p.naming.block, s.shared)
+	if h.room == 0 || full <= s.offloaded {
+		return
+	}
+	first := -1 // of those that are new
+	for i := s.offloaded; i <= full; i++ {
+		fresh := i < full && !h.has(s.names[i])
+		if !fresh {
+			if p.told && first >= 0 {
+				p.changed = append(p.changed, p.naming.stored(s, first, i, mediumCPU))
+			}
+			first = -1
+			continue
+		}
+		if first < 0 {
+			first = i
+		}
+		if len(h.blocks) == h.room {
+			last := h.order.Back()
+			name := h.order.Remove(last).(BlockName)
+			delete(h.blocks, name)
+			if p.told {
+				p.changed = append(p.changed, Change{Kind: kvevent.Removed, Names: []BlockName{name}, Medium: mediumCPU})
+			}
+		}
+		h.blocks[s.names[i]] = h.order.PushFront(s.names[i])
+	}
+	s.offloaded = full
 }
 
 type poolBlock struct {
@@ -40,8 +94,8 @@ type poolBlock struct {
 
 // newBlockPool returns an empty pool. size must be at least 2: the first block
 // is not used.
-func newBlockPool(n naming, size int, shares, told bool) *blockPool {
-	p := &blockPool{naming: n, shares: shares, told: told, blocks: make([]poolBlock, size), named: map[BlockName]int32{}}
+func newBlockPool(n naming, size, host int, shares, told bool) *blockPool {
+	p := &blockPool{host: hostTier{room: host, blocks: map[BlockName]*list.Element{}}, naming: n, shares: shares, told: told, blocks: make([]poolBlock, size), named: map[BlockName]int32{}}
 	for i := 1; i < size; i++ {
 		p.enqueue(int32(i), 0)
 	}
@@ -95,20 +149,23 @@ func (p *blockPool) unname(id int32) {
 	b.named, b.twin = false, 0
 }
 
-func (p *blockPool) admit(s *Sequence, tokens int) (int, bool) {
+func (p *blockPool) admit(s *Sequence, tokens, first int) (int, bool) {
 	p.naming.extend(s, tokens)
-	hits, fresh := 0, ceilDiv(tokens, p.naming.block)
-	needed := fresh
+	hits, needed := 0, ceilDiv(tokens, p.naming.block)
 	// The last token is computed in any case, for what comes after it.
 	for p.shares && !s.NoRead && hits < (tokens-1)/p.naming.block {
 		id, ok := p.named[s.names[hits]]
 		if !ok {
 			break
 		}
-		hits, fresh = hits+1, fresh-1
+		hits++
 		if p.blocks[id].users > 0 {
 			needed--
 		}
+	}
+	back := 0
+	for p.host.room > 0 && p.shares && !s.NoRead && hits+back < (tokens-1)/p.naming.block && p.host.has(s.names[hits+back]) {
+		back++
 	}
 	if needed > p.free {
 		return 0, false
@@ -121,12 +178,14 @@ func (p *blockPool) admit(s *Sequence, tokens int) (int, bool) {
 		p.blocks[id].users++
 		s.blocks = append(s.blocks, id)
 	}
-	for range fresh {
+	cached := (hits + back) * p.naming.block
+	s.shared, s.offloaded, s.loaded = hits, 0, back*p.naming.block
+	known := min(tokens, cached+first)
+	for ceilDiv(known, p.naming.block) > len(s.blocks) {
 		p.hand(s)
 	}
-	s.shared = hits
-	p.share(s, tokens)
-	return hits * p.naming.block, true
+	p.share(s, known)
+	return cached, true
 }
 
 // share names the full blocks of s.
@@ -156,16 +215,18 @@ func (p *blockPool) share(s *Sequence, tokens int) {
 	s.shared = full
 }
 
-func (p *blockPool) prefilled(*Sequence, int) {}
+func (p *blockPool) computed(s *Sequence, tokens int) { p.offload(s, tokens) }
 
 func (p *blockPool) grow(s *Sequence, room, known int) bool {
-	if ceilDiv(room, p.naming.block) > len(s.blocks) {
-		if p.free == 0 {
-			return false
-		}
+	needed := ceilDiv(room, p.naming.block) - len(s.blocks)
+	if needed > p.free {
+		return false
+	}
+	for range needed {
 		p.hand(s)
 	}
 	p.share(s, known)
+	p.offload(s, min(known, room-1))
 	return true
 }
 
@@ -174,6 +235,7 @@ func (p *blockPool) grow(s *Sequence, room, known int) bool {
 func (p *blockPool) release(s *Sequence, tokens int, drop bool) {
 	if !drop {
 		p.share(s, tokens)
+		p.offload(s, tokens)
 	}
 	at := p.blocks[0].next
 	for _, id := range slices.Backward(s.blocks) {
@@ -212,6 +274,8 @@ func (p *blockPool) size() (block, most int) {
 }
 
 func (p *blockPool) usage() (used, of int) { return len(p.blocks) - 1 - p.free, len(p.blocks) - 1 }
+
+func (p *blockPool) tells() bool { return len(p.changed) > 0 }
 
 func (p *blockPool) take() []Change {
 	c := p.changed

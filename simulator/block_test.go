@@ -27,7 +27,7 @@ func TestBlockPoolAgainstVLLM(t *testing.T) {
 		if words[0] == "pool" {
 			size, _ := strconv.Atoi(words[1])
 			blocks, _ := strconv.Atoi(words[2])
-			p = newBlockPool(naming{block: size}, blocks, words[3] == "1", true)
+			p = newBlockPool(naming{block: size}, blocks, 0, words[3] == "1", true)
 			sequences, numbers = map[string]*Sequence{}, map[BlockName]string{}
 			histories++
 			continue
@@ -35,7 +35,7 @@ func TestBlockPoolAgainstVLLM(t *testing.T) {
 		result := ""
 		admit := func(s *Sequence) {
 			result = "full"
-			if cached, ok := p.admit(s, len(s.Prompt)+len(s.Said)); ok {
+			if cached, ok := p.admit(s, len(s.Prompt)+len(s.Said), len(s.Prompt)+len(s.Said)); ok {
 				result = strconv.Itoa(cached)
 			}
 		}
@@ -130,7 +130,7 @@ func TestEngineAgainstVLLM(t *testing.T) {
 			size, _ := strconv.Atoi(words[2])
 			blocks, _ := strconv.Atoi(words[3])
 			e = NewEngine(Latency{D: 1000, PerToken: time.Millisecond}, 10)
-			e.cache, e.ahead = newBlockPool(naming{block: size}, blocks, true, true), words[1] == "AsyncScheduler"
+			e.cache, e.ahead = newBlockPool(naming{block: size}, blocks, 0, true, true), words[1] == "AsyncScheduler"
 			schedulers[words[1]]++
 			numbers = map[BlockName]string{}
 			continue

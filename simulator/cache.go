@@ -14,14 +14,15 @@ import (
 // Its methods count a sequence's tokens from the first of the prompt on; the
 // generated ones follow. A sequence that was admitted must be released.
 type cache interface {
-	// admit takes room for so many tokens of s, and returns how many of them
-	// need not be computed. Without room it changes nothing and reports false.
-	admit(s *Sequence, tokens int) (cached int, ok bool)
-	// prefilled says that all the tokens admitted have been computed.
-	prefilled(s *Sequence, tokens int)
-	// grow takes room for one token more, so that there is room for so many of
-	// s, of which those known are computed or about to be. Without room it
-	// changes nothing and reports false.
+	// admit makes sure that there is room for so many tokens of s, and takes it for
+	// those that need not be computed and the first so many that must be. It returns
+	// how many need not be. Without room it changes nothing and reports false.
+	admit(s *Sequence, tokens, first int) (cached int, ok bool)
+	// computed says that so many of the tokens admitted have been computed.
+	computed(s *Sequence, tokens int)
+	// grow takes more room, so that there is room for so many tokens of s, of which
+	// those known are computed or about to be. Without room it changes nothing and
+	// reports false.
 	grow(s *Sequence, room, known int) bool
 	// release gives back the room of s, of which so many tokens have been
 	// computed. drop: what is not in the cache yet is not to come into it.
@@ -33,8 +34,10 @@ type cache interface {
 	size() (block, most int)
 	// usage returns how many blocks sequences have, of how many.
 	usage() (used, of int)
-	// take returns what has changed since it was last called.
+	// take returns what has changed since it was last called, and tells reports
+	// whether anything has.
 	take() []Change
+	tells() bool
 }
 
 // BlockName is an engine's own name for a block: a digest of its tokens and of
@@ -60,7 +63,8 @@ type Change struct {
 // The media that caches tell of.
 const (
 	mediumGPU  = "GPU"
-	mediumHost = "CPU_PINNED"
+	mediumHost = "CPU_PINNED" // of SGLang
+	mediumCPU  = "CPU"        // of vLLM
 )
 
 // naming is how an engine names its blocks.

@@ -348,13 +348,13 @@ func TestRanks(t *testing.T) {
 func TestReset(t *testing.T) {
 	f := func(cfg Config, path, while, after string, status int) {
 		t.Helper()
-		cfg.PrefillD, cfg.TimePerOutputToken, cfg.EnablePromptTokensDetails = 1, time.Hour, true
+		cfg.PrefillD, cfg.TimePerOutputToken, cfg.EnablePromptTokensDetails = 1, 20*time.Millisecond, true
 		s, c := start(t, cfg), client(t)
 		const body = `{"prompt":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17],"max_tokens":1}`
 		said(t, post(t, c, s, "/v1/completions", body))
 		ctx, leave := context.WithCancel(context.Background())
 		defer leave()
-		req, _ := http.NewRequestWithContext(ctx, "POST", s.URL()+"/v1/completions", strings.NewReader(`{"prompt":"x","stream":true}`))
+		req, _ := http.NewRequestWithContext(ctx, "POST", s.URL()+"/v1/completions", strings.NewReader(`{"prompt":"x","max_tokens":20000,"stream":true}`))
 		res, err := c.Do(req)
 		if err != nil {
 			t.Fatal(err)

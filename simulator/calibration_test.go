@@ -73,12 +73,11 @@ func (x *traffic) run(observations int) {
 			if r.departed > 0 {
 				happens(r, r.departed)
 			}
-			if r.state != Waiting {
-				if r.streams && !r.first {
-					happens(r, r.First+r.late)
-				} else {
-					happens(r, r.End+r.late)
-				}
+			switch {
+			case r.streams && !r.first && r.state >= Decoding:
+				happens(r, r.First+r.late)
+			case r.state == Ended:
+				happens(r, r.End+r.late)
 			}
 		}
 		x.engine.Advance(x.now)
@@ -139,6 +138,7 @@ func TestCalibrationOfEngine(t *testing.T) {
 		for seed := range uint64(5) {
 			x := &traffic{r: rand.New(rand.NewPCG(seed, 1)), latency: Latency{A: 60, B: 0.002, D: 5000, PerToken: 10 * time.Millisecond}, load: 0.7, slow: 1}
 			x.engine = NewEngine(x.latency, 1<<20)
+			x.engine.apart = true
 			set(x)
 			x.run(500)
 			e := x.calibration.Estimate()
@@ -171,5 +171,8 @@ func TestCalibrationOfEngine(t *testing.T) {
 	f("overload", func(x *traffic) { x.load = 1.3; x.noise = 0.03 })
 	f("some do not stream", func(x *traffic) { x.whole = 0.3; x.noise = 0.03 })
 	f("clients leave", func(x *traffic) { x.leave = 0.2; x.noise = 0.03 })
-	f("all at once", func(x *traffic) { x.engine.batches = true; x.noise = 0.03 })
+	f("all at once", func(x *traffic) {
+		x.engine.apart, x.engine.first, x.engine.latency.PerToken = false, true, 0
+		x.noise = 0.03
+	})
 }

@@ -43,6 +43,8 @@ var shownHeaders = []string{"Content-Type", "Server", "Allow", "Access-Control-A
 //	answer NAME                          shows that
 //	leave NAME                           its client leaves
 //	busy N wait=M                        waits until so many have a slot, and wait
+//	queued N loading=B                   waits until so many wait for the model to be
+//	                                     loaded, beside whom it is loaded for
 //
 // In a path "~" stands for "=". A body may be shortened: "short" shows only the
 // status, "lines" how many lines there are, and only=WORD those with the word.
@@ -88,6 +90,13 @@ func TestConversations(t *testing.T) {
 					waitFor(t, func() bool {
 						l := s.Load()
 						return l.Running == running && l.Waiting == waiting
+					})
+					return ""
+				}
+				if d.Cmd == "queued" {
+					waitFor(t, func() bool {
+						queued, loading := s.current().runner.waiting()
+						return fmt.Sprintf("%d %v", queued, loading) == d.CmdArgs[0].Key+" "+d.CmdArgs[1].Vals[0]
 					})
 					return ""
 				}
@@ -220,12 +229,11 @@ func setConfig(t *testing.T, cfg *Config, name string, values []string) {
 		cfg.LlamaCPP.NoSlots = true
 	case "embeddings":
 		cfg.LlamaCPP.Embeddings = true
+	case "keep-alive":
+		cfg.Ollama.KeepAlive = length()
+	case "queue":
+		cfg.Ollama.MaxQueue = number()
 	default:
-		setOllama(t, &cfg.Ollama, name, value)
+		t.Fatalf("no setting %q", name)
 	}
-}
-
-func setOllama(t *testing.T, _ *Ollama, name, _ string) {
-	t.Helper()
-	t.Fatalf("no setting %q", name)
 }

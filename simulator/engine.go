@@ -1,27 +1,53 @@
 package simulator
 
 import (
-	"container/heap"
+	"math"
 	"slices"
 	"time"
 )
 
 // Latency is how long an engine's work takes. The zero value does everything
 // at once.
+//
+// One step computes p tokens of prompts and one token of each of n sequences that
+// decode and hold k tokens together. It takes
+//
+//	max(Least, PerToken, A·p + B·pairs + D·begun + Load·loaded) + Read·k + Sequence·n
+//
+// where the terms of decoding, PerToken too, are there only if n is not 0. Pairs are
+// each of the p tokens with every token before it, begun the prompts of which it is
+// the first step, loaded the tokens that come from the host's memory.
 type Latency struct {
 	// A, B and D, in microseconds, give the prefill time of a prompt of u
 	// uncached and c cached tokens: A·u + B·u·(c+u/2) + D.
 	A, B, D float64
-	// PerToken is the time from one output token to the next.
+	// PerToken is what a step takes in which few sequences decode: the time to read
+	// the model's weights.
 	PerToken time.Duration
+	// Least is what any step takes: that time again, for an engine that is to be so
+	// exact. Then the prefill time of a short prompt is not the above, but this.
+	Least time.Duration
+	// Read is what it takes to read one token of the KV cache, and Sequence what each
+	// sequence that decodes adds, in nanoseconds.
+	Read, Sequence float64
+	// Load is what it takes to bring one token back from the host, in nanoseconds.
+	Load float64
 }
 
-// Prefill returns how long a prompt takes from its turn to its first token.
+// Prefill returns how long the prompt of a request takes that is alone and computed in
+// one step, from its turn to its first token.
 func (l Latency) Prefill(uncached, cached int) time.Duration {
 	u, c := float64(uncached), float64(cached)
-	us := l.A*u + l.B*u*(c+u/2) + l.D
-	return time.Duration(us * float64(time.Microsecond))
+	return max(l.Least, time.Duration(math.Ceil(math.Round((l.A*u+l.B*u*(c+u/2)+l.D)*picosecondsUS)/picoseconds)))
 }
+
+// The engine counts picoseconds, so that the time of many steps is the same whether
+// they are added one by one or all at once. picoseconds are one nanosecond,
+// picosecondsUS one microsecond.
+const (
+	picoseconds   = 1000
+	picosecondsUS = 1000 * picoseconds
+)
 
 // Sequence is one generation: a prompt and the tokens that follow it. The
 // caller owns the memory, fills the first fields and passes it to
@@ -42,40 +68,51 @@ type Sequence struct {
 	// in for an engine without a cache; another does so at the start. Output
 	// is how many tokens are generated: at least 1.
 	Uncached, Cached, Output int
-	// Slow multiplies the engine's times for this sequence; 0 is 1.
+	// Slow multiplies what its prompt takes, and what the steps take in which it
+	// decodes; 0 is 1.
 	Slow float64
 
-	// The times, set by Engine. Start is when the prefill began and the
-	// sequence took one of the engine's slots, First when its first token is
-	// ready; they stand once it has started. End is when its last one is, and
-	// the slot is free again; it moves when the sequence is preempted.
+	// The times, set by Engine. Start is when the first step began that computes
+	// its prompt, First when its first token is ready, and End when its last one is.
 	Start, First, End time.Duration
 
-	state    State
-	perToken time.Duration
-	serial   uint64
-	// Token from is ready at the time at, the later ones in its pace. Before
-	// that the prompt and all tokens before it are computed.
+	state State
+	// serial is in the order of the latest starts.
+	serial uint64
+	// from is how many tokens it had when it last began, or all when it has ended.
 	from int
-	at   time.Duration
-	// next is the token at which the engine looks at it again, due when that
-	// is ready, place its index in the engine's heap.
-	next  int
-	due   time.Duration
-	place int
+	// target is how many tokens must be computed before the next one is generated,
+	// todo how many of them were not cached, and planned how many are computed or
+	// will be by the steps that are planned.
+	target, todo, planned int
+	// run counts how often it has begun.
+	run int
+	// joined is the first round in which it decodes, 0 before that is planned. In an
+	// engine whose sequences decode apart, joined is when its first token came.
+	joined int64
+	// member: it is among those that the engine reckons with in a round.
+	member bool
+	// pace is the time from one token to the next where sequences decode apart.
+	pace int64
+	// grows and ends are its places in the engine's queues.
+	grows, ends turn
 
 	// What belongs to the cache: the names of its full blocks, its blocks or
-	// its place in the tree, how many blocks others can find, and how many
-	// more it has.
+	// its place in the tree or slot, how many blocks others can find, how many
+	// more it has, how many have been copied to the host, and how many tokens have
+	// come from there.
 	names  []BlockName
 	blocks []int32
 	node   *radixNode
+	slot   int
 	shared int
 	own    int
 
-	// wake and slot belong to the caller of Engine and are not touched by it.
-	wake chan struct{}
-	slot int
+	offloaded, loaded int
+
+	// watch and seat belong to the caller of Engine and are not touched by it.
+	watch *watch
+	seat  int
 }
 
 // State is how far an engine is with a sequence. The zero value is one that has
@@ -98,24 +135,15 @@ const (
 // State returns how far the engine is with it, up to the engine's last call.
 func (s *Sequence) State() State { return s.state }
 
-// Ready returns when output token k, counted from 0, is ready, and false while
-// that is not known: the sequence waits for its turn.
-func (s *Sequence) Ready(k int) (time.Duration, bool) {
-	if k < s.from {
-		return 0, true
-	}
-	return s.at + time.Duration(k-s.from)*s.perToken, s.state != Waiting
-}
-
-// Ended reports whether all of it has been generated.
+// Ended reports whether all of it has been generated, or it has left.
 func (s *Sequence) Ended() bool { return s.state == Ended }
 
-// slowed returns how long takes what an engine at its own pace does in d.
-func (s *Sequence) slowed(d time.Duration) time.Duration {
+// slow is the factor Slow.
+func (s *Sequence) slow() float64 {
 	if s.Slow == 0 {
-		return d
+		return 1
 	}
-	return time.Duration(float64(d) * s.Slow)
+	return s.Slow
 }
 
 // prompt is how many tokens the prompt has.
@@ -142,58 +170,93 @@ func (s *Sequence) appendTokens(dst []uint32, from, to int) []uint32 {
 	return dst
 }
 
-// made is how many tokens have been generated at time t.
-func (s *Sequence) made(t time.Duration) int {
-	switch {
-	case s.state == Waiting || t < s.at:
-		return s.from
-	case s.perToken == 0:
-		return max(s.next, s.from)
-	}
-	return min(s.from+1+int((t-s.at)/s.perToken), s.Output)
+// batching is how an engine makes steps of what there is to do. The zero value
+// computes whole prompts of any length beside those that decode.
+type batching struct {
+	// budget is the most tokens that a step computes; 0 is any number.
+	budget int
+	// whole: a prompt is computed in one step, which it has for itself if it is
+	// longer than the budget.
+	whole bool
+	// long is the most tokens of one prompt in a step while there are others; 0 is
+	// any number.
+	long int
+	// first: prompts are computed before anything is decoded, which stands still
+	// meanwhile; all that wait are looked up before the first of them is computed.
+	// mixed: it does not stand still.
+	first, mixed bool
+	// patient: while some decode, others begin when they are more than a part of
+	// those, or have waited for so many tokens.
+	patient bool
+	// reserves: a sequence begins when there is room for all that it may generate.
+	reserves bool
+	// ahead: a step is planned while the one before it runs. So there is room for a
+	// token before the one before it is known, and for one too many when a sequence
+	// stops by itself; and who comes while a step runs misses the next one.
+	ahead bool
+	// apart: prompts are computed one by one, and each sequence decodes at PerToken,
+	// whatever else there is. No real engine does that.
+	apart bool
 }
 
-// Engine is what a continuously batching engine does: prompts are prefilled
-// one after the other in the order of their arrival, then decode side by side
-// at a fixed pace, and at most so many are between the start of their prefill
-// and their last token. One for which the cache has no room waits, and those
+// Engine is what a continuously batching engine does. It works in steps: of each, the
+// sequences that run have their next tokens at its end, and the prompts of others
+// are computed, a long one in several steps, so that each is slowed by the other. At
+// most so many sequences run. One for which the cache has no room waits, and those
 // behind it do; one that runs and needs more than there is makes the engine
 // preempt the last that started, which begins anew later.
 //
+// A step always has a token for each sequence that decodes; vLLM, which gives its
+// budget away in the order of their start, could let the last wait for prompts of
+// several steps that started before them.
+//
 // It does no I/O, reads no clock and is not safe for concurrent use. Times
-// count from any fixed instant and must not decrease from call to call.
+// count from any fixed instant and must not decrease from call to call. Steps in
+// which nothing but the next tokens come are one, so an engine costs nothing while
+// nothing changes.
 type Engine struct {
 	latency      Latency
 	maxSequences int
+	batching
 	// cache is nil for an engine that has room for all and reuses nothing.
 	cache cache
-	// batches: all that wait are looked up before the first of them is
-	// prefilled, as SGLang does it.
-	batches bool
-	// ahead: a step is scheduled while the one before it runs, as vLLM does it
-	// unless told otherwise. So there is room for a token before the one before
-	// it is known, and for one too many when a sequence stops by itself.
-	ahead bool
 
 	serial uint64
-	now    time.Duration
+	// clock is the present, in picoseconds.
+	clock int64
 	// waiting are in the order of their turns, running in that of their
-	// start. steps are those running, the one to be looked at next first.
-	waiting, running []*Sequence
-	steps            steps
-	// prefillFree is when the last prefill is over; none starts before hold.
-	prefillFree, hold time.Duration
+	// start, prefilling those whose prompts are not computed yet.
+	waiting, running, prefilling []*Sequence
 	// stuck: there was no room for the first that waits, and nothing has
 	// changed since.
 	stuck bool
 	// changed are those that have started, been preempted or ended.
 	changed []*Sequence
 	// told is what the cache tells of itself and the engine has passed on, which
-	// it does with the output of a step: what is pending, at the time tell.
-	told, pending []Change
-	tell          time.Duration
+	// it does at the end of a step.
+	told []Change
 
-	// by multiplies all times from the moment slowAt on, in which it becomes slow.
+	// current is the step that runs; following is the one after it, once that is
+	// planned. unplanned: it is to be, as soon as time has passed.
+	current, following step
+	unplanned          bool
+	// planned is the last round that is planned, done the last one that is over, and
+	// round the one for which members and context stand: how many decode in it, and
+	// how many tokens they hold. waited are the rounds since a prompt began.
+	planned, done, round int64
+	members, context     int64
+	waited               int64
+	// fresh are those that decode from the next round that is planned on, joining
+	// those that do in one that has not begun. eligible are all that decode in
+	// rounds that are planned.
+	fresh, joining []*Sequence
+	eligible       int
+	// grows has who needs something of the cache in a round, ends whose last token
+	// comes at the end of one.
+	grows, ends turns
+	slowed      int // of running, those with a factor
+
+	// by multiplies all times; from the moment slowAt on slow does, if it is not 0.
 	by, slow float64
 	slowAt   time.Duration
 
@@ -208,6 +271,18 @@ type Counts struct {
 	Queried, Hit int
 	// Preempted is how often a sequence was.
 	Preempted int
+	// Steps counts the steps that are over, and Computed the tokens of prompts that
+	// were planned in them, what is computed again included.
+	Steps, Computed int
+}
+
+// NewEngine returns an idle engine without a cache and without a budget.
+// maxSequences must be at least 1.
+func NewEngine(l Latency, maxSequences int) *Engine {
+	e := &Engine{latency: l, maxSequences: maxSequences, by: 1}
+	e.grows.of = func(s *Sequence) *turn { return &s.grows }
+	e.ends.of = func(s *Sequence) *turn { return &s.ends }
+	return e
 }
 
 // Counts returns what the engine has counted up to its last call.
@@ -222,32 +297,20 @@ func (e *Engine) Usage() (used, of int) {
 	return e.cache.usage()
 }
 
-// Slow makes all that begins from the time at on take so many times as long as an
-// engine takes that is not throttled: 1 is none, and what a later call says stands.
+// Slow makes all steps that begin at the time at or later take so many times as long
+// as those of an engine that is not throttled: 1 is none. What a later call says
+// stands. The time must not have passed.
 func (e *Engine) Slow(by float64, at time.Duration) {
 	e.brake()
 	e.slow, e.slowAt = by, at
+	e.cut()
 }
 
 // brake lets the throttle of the present moment stand.
 func (e *Engine) brake() {
-	if e.slow != 0 && e.now >= e.slowAt {
+	if e.slow != 0 && e.clock >= int64(e.slowAt)*picoseconds {
 		e.by, e.slow = e.slow, 0
 	}
-}
-
-// paced returns how long takes what an engine that is not throttled does in d.
-func (e *Engine) paced(d time.Duration) time.Duration {
-	if e.by == 0 {
-		return d
-	}
-	return time.Duration(float64(d) * e.by)
-}
-
-// NewEngine returns an idle engine without a cache. maxSequences must be at
-// least 1.
-func NewEngine(l Latency, maxSequences int) *Engine {
-	return &Engine{latency: l, maxSequences: maxSequences}
 }
 
 // Fits reports whether the engine ever has room for a sequence with so many
@@ -264,17 +327,23 @@ func (e *Engine) Fits(tokens int) bool {
 // nothing else to do.
 func (e *Engine) Arrive(s *Sequence, t time.Duration) {
 	e.Advance(t)
-	e.brake()
-	e.serial++
-	s.serial, s.perToken, s.state = e.serial, s.slowed(e.paced(e.latency.PerToken)), Waiting
+	s.state, s.from, s.run = Waiting, 0, 0
 	e.waiting = append(e.waiting, s)
+	if len(e.running) < e.maxSequences && !e.stuck {
+		e.cut()
+	}
+	e.resume()
 	e.Advance(t)
 }
 
 // Depart takes s out at time t, whether its answer is complete or its client
-// has left.
+// has left. A step that computes for it goes on to its end.
 func (e *Engine) Depart(s *Sequence, t time.Duration) {
 	e.Advance(t)
+	if s.state == Ended {
+		return
+	}
+	e.cut()
 	switch s.state {
 	case Waiting:
 		if i := slices.Index(e.waiting, s); i >= 0 {
@@ -283,98 +352,81 @@ func (e *Engine) Depart(s *Sequence, t time.Duration) {
 				e.stuck = false
 			}
 		}
-	case Prefilling, Decoding:
+	default:
 		e.stop(s, false)
-		e.collect()
+		if !e.current.on {
+			e.passOn()
+		}
 	}
 	s.state = Ended
+	e.resume()
 	e.Advance(t)
 }
 
 // Next returns when the engine has something to do again, and false when it
-// has nothing to do before another call.
+// has nothing to do before another call. That a sequence that decodes has one more
+// token is nothing to do; Token says when that is.
 func (e *Engine) Next() (time.Duration, bool) {
-	next, ok := e.nextAdmission()
-	if len(e.steps) > 0 && (!ok || e.steps[0].due <= next) {
-		next, ok = e.steps[0].due, true
-	}
-	if len(e.pending) > 0 && (!ok || e.tell <= next) {
-		next, ok = e.tell, true
-	}
-	return next, ok
+	at, what := e.upcoming()
+	return up(at), what != nothing
 }
 
-func (e *Engine) nextAdmission() (time.Duration, bool) {
-	if len(e.waiting) == 0 || e.stuck || len(e.running) == e.maxSequences {
+// Token returns when the next token of any sequence is ready, or the next step is
+// over, and false while nothing runs.
+func (e *Engine) Token() (time.Duration, bool) {
+	if e.apart {
+		next := never
+		for _, s := range e.running {
+			if s.state == Decoding {
+				next = min(next, up(s.joined+((e.clock-s.joined)/s.pace+1)*s.pace))
+			}
+		}
+		if at, what := e.upcoming(); what != nothing {
+			next = min(next, up(at))
+		}
+		return next, next != never
+	}
+	if !e.current.on {
 		return 0, false
 	}
-	return max(e.prefillFree, e.hold, e.now), true
+	k := min(e.current.over(e.clock)+1, e.current.rounds)
+	return up(e.current.after(k)), true
 }
 
-// Advance does what is to be done up to time t.
-func (e *Engine) Advance(t time.Duration) {
-	for {
-		next, ok := e.Next()
-		if !ok || next > t {
-			break
-		}
-		e.now = max(e.now, next)
-		switch {
-		case len(e.pending) > 0 && e.tell <= next:
-			e.passOn()
-		case len(e.steps) > 0 && e.steps[0].due <= next:
-			// What ends now makes room for what starts now.
-			e.step(e.steps[0])
-			e.collect()
-		default:
-			e.admit()
-			e.collect()
-		}
+// up returns a time in picoseconds as the first nanosecond in which it has come.
+func up(at int64) time.Duration { return time.Duration((at + picoseconds - 1) / picoseconds) }
+
+// never is later than any time.
+const never = time.Duration(1<<63 - 1)
+
+// Made returns how many tokens of s are ready.
+func (e *Engine) Made(s *Sequence) int {
+	switch {
+	case s.state != Decoding:
+		return s.from
+	case s.joined == 0:
+		return s.from + 1
+	case e.apart:
+		return min(s.from+1+int((e.clock-s.joined)/s.pace), s.Output)
 	}
-	e.now = max(e.now, t)
+	return s.from + 1 + int(max(0, e.rounds()-s.joined+1))
 }
 
-// collect takes what the cache tells of itself. It is passed on with the next
-// output of any sequence.
-func (e *Engine) collect() {
-	if e.cache == nil {
-		return
-	}
-	changes := e.cache.take()
-	if len(changes) == 0 {
-		return
-	}
-	next := never
-	for _, s := range e.running {
-		switch {
-		case s.at > e.now:
-			next = min(next, s.at)
-		case s.perToken == 0:
-			next = e.now
-		default:
-			next = min(next, s.at+((e.now-s.at)/s.perToken+1)*s.perToken)
-		}
-	}
-	if len(e.running) == 0 {
-		next = e.now
-	}
-	if len(e.pending) == 0 || next < e.tell {
-		e.tell = next
-	}
-	e.pending = append(e.pending, changes...)
-}
-
-// passOn passes on all that the cache has told.
-func (e *Engine) passOn() {
-	e.told = append(append(e.told, e.pending...), e.cache.take()...)
-	e.pending = e.pending[:0]
-}
+// rounds is how many rounds are over.
+func (e *Engine) rounds() int64 { return e.done + e.current.over(e.clock) }
 
 // Told returns what the cache has told of itself since it was last called.
 func (e *Engine) Told() []Change {
 	told := e.told
 	e.told = nil
 	return told
+}
+
+// passOn passes on all that the cache has told.
+func (e *Engine) passOn() {
+	if e.cache != nil {
+		e.told = append(e.told, e.cache.take()...)
+	}
 }
 
 // Reset empties the cache. It reports false, and does nothing, while sequences
@@ -387,9 +439,6 @@ func (e *Engine) Reset() bool {
 	return true
 }
 
-// never is later than any time.
-const never = time.Duration(1<<63 - 1)
-
 // Changed appends the sequences that have started, have their first token, were
 // preempted or have ended since it was last called, perhaps more than once. One
 // whose first token is its last is not told of before it has ended.
@@ -400,128 +449,15 @@ func (e *Engine) Changed(dst []*Sequence) []*Sequence {
 	return dst
 }
 
-// admit starts the first sequence that waits, or all for which there is room
-// if the engine batches.
-func (e *Engine) admit() {
-	batch := len(e.running)
-	end := e.now
-	e.brake()
-	for len(e.waiting) > 0 && len(e.running) < e.maxSequences {
-		s := e.waiting[0]
-		uncached, cached := s.Uncached, s.Cached
-		if e.cache != nil {
-			tokens := s.prompt() + s.from
-			var ok bool
-			if cached, ok = e.cache.admit(s, tokens); !ok {
-				e.stuck = true
-				break
-			}
-			uncached = tokens - cached
-			if s.from == 0 {
-				s.Uncached, s.Cached = uncached, cached
-			}
-		}
-		if s.from == 0 {
-			s.Start = e.now
-			if !s.NoRead {
-				e.counts.Queried += s.prompt()
-				e.counts.Hit += s.Cached
-			}
-		}
-		e.waiting = slices.Delete(e.waiting, 0, 1)
-		e.running = append(e.running, s)
-		end += s.slowed(e.paced(e.latency.Prefill(uncached, cached)))
-		s.at, s.state, s.next = end, Prefilling, s.from
-		e.changed = append(e.changed, s)
-		if !e.batches {
-			break
-		}
-	}
-	for _, s := range e.running[batch:] {
-		s.at = end
-		if s.from == 0 {
-			s.First = end
-		}
-		s.End, _ = s.Ready(s.Output - 1)
-		if e.ahead {
-			s.next-- // the token after the first is scheduled at once
-		}
-		e.schedule(s)
-	}
-	e.prefillFree = end
-}
-
-// schedule decides when to look at s again: at token next or at the first
-// after it with which something changes.
-func (e *Engine) schedule(s *Sequence) {
-	last := s.Output - 1
-	if e.cache == nil && s.next > s.from {
-		s.next = last
-	}
-	// Token next is computed when it is ready. Something changes if a block
-	// begins with it, or is full with it.
-	if s.next > s.from && s.next < last {
-		block, _ := e.cache.size()
-		for at := s.prompt(); s.next < last && (at+s.next)%block != 0 && (at+s.next+1)%block != 0; {
-			s.next++
-		}
-	}
-	s.due, _ = s.Ready(s.next)
-	heap.Push(&e.steps, s)
-}
-
-// step does what comes with token next of s: it is ready, and unless it is the
-// last one, it is computed for the one after it.
-func (e *Engine) step(s *Sequence) {
-	tokens := s.prompt() + s.next
-	if e.cache != nil && s.next == s.from {
-		e.cache.prefilled(s, tokens)
-		e.stuck = false
-	}
-	if s.next == s.from {
-		s.state = Decoding
-		if s.next < s.Output-1 {
-			e.changed = append(e.changed, s)
-		}
-	}
-	if s.next == s.Output-1 {
-		e.stop(s, true)
-		if e.cache != nil {
-			e.passOn()
-		}
-		return
-	}
-	if e.cache != nil && s.next >= s.from {
-		// Its token is the output of a step.
-		e.passOn()
-	}
-	room, grows := tokens+1, e.cache != nil
-	if e.ahead {
-		room++
-		grows = grows && (s.Stops || s.next+2 < s.Output)
-	}
-	for grows && !e.cache.grow(s, room, tokens+1) {
-		victim := e.victim()
-		e.preempt(victim)
-		if victim == s {
-			return
-		}
-	}
-	e.stuck = false
-	heap.Pop(&e.steps)
-	s.next++
-	e.schedule(s)
-}
-
 // victim returns the running sequence that gives up its room: vLLM's last,
 // SGLang's with the fewest tokens generated, and of these the longest prompt.
 func (e *Engine) victim() *Sequence {
 	victim := e.running[len(e.running)-1]
-	if !e.batches {
+	if !e.first {
 		return victim
 	}
 	for _, s := range e.running {
-		a, b := s.made(e.now), victim.made(e.now)
+		a, b := e.Made(s), e.Made(victim)
 		if a < b || a == b && s.prompt() > victim.prompt() {
 			victim = s
 		}
@@ -532,42 +468,60 @@ func (e *Engine) victim() *Sequence {
 // preempt sends a running sequence back to the queue's beginning.
 func (e *Engine) preempt(s *Sequence) {
 	e.counts.Preempted++
-	made := min(s.made(e.now), s.Output-1)
+	made := min(e.Made(s), s.Output-1)
 	e.leave(s)
 	e.cache.release(s, s.prompt()+made, true)
 	s.from, s.state = made, Waiting
 	e.waiting = slices.Insert(e.waiting, 0, s)
-	// Nobody starts in the step that preempts.
-	e.hold, e.stuck = e.now+e.latency.PerToken, false
 	e.changed = append(e.changed, s)
 }
 
 // stop ends a running sequence. whole: all of it has been generated.
 func (e *Engine) stop(s *Sequence, whole bool) {
-	made := s.made(e.now)
+	made := e.Made(s)
 	if whole {
-		made = s.Output
+		made, s.End = s.Output, up(e.clock)
 	}
 	// Of who has left nothing more comes into vLLM's cache, and what SGLang has
 	// not finished to compute does not.
-	drop := !whole && (!e.batches || e.now < s.at)
+	drop := !whole && (!e.first || s.state == Prefilling)
 	e.leave(s)
 	if e.cache != nil {
 		// The last token is known but has not been computed.
 		e.cache.release(s, s.prompt()+max(0, made-1), drop)
 	}
-	s.state = Ended
-	e.stuck = false
+	s.state, s.from = Ended, made
 	e.changed = append(e.changed, s)
 }
 
-// leave takes s from those that run, and hands the prefill over if s has it.
+// leave takes s from those that run.
 func (e *Engine) leave(s *Sequence) {
-	e.running = slices.DeleteFunc(e.running, func(other *Sequence) bool { return other == s })
-	heap.Remove(&e.steps, s.place)
-	if s.at > e.now && !slices.ContainsFunc(e.running, func(other *Sequence) bool { return other.at > e.now }) {
-		e.prefillFree = e.now
+	other := func(o *Sequence) bool { return o == s }
+	e.running = slices.DeleteFunc(e.running, other)
+	if s.state == Prefilling {
+		e.prefilling = slices.DeleteFunc(e.prefilling, other)
 	}
+	e.fresh = slices.DeleteFunc(e.fresh, other)
+	e.joining = slices.DeleteFunc(e.joining, other)
+	e.grows.remove(s)
+	e.ends.remove(s)
+	if s.joined != 0 {
+		e.eligible--
+	}
+	if s.member {
+		e.members--
+		e.context -= e.holds(s)
+	}
+	if s.slow() != 1 {
+		e.slowed--
+	}
+	s.member, s.joined = false, 0
+	e.stuck = false
+}
+
+// holds is how many tokens s holds in the round that has begun last.
+func (e *Engine) holds(s *Sequence) int64 {
+	return int64(s.prompt()+s.from+1) + e.round - s.joined
 }
 
 // Load is what an engine reports of itself at one instant.
@@ -587,46 +541,10 @@ func (e *Engine) Load(t time.Duration) Load {
 	e.Advance(t)
 	l := Load{Running: len(e.running), Waiting: len(e.waiting)}
 	for _, s := range e.running {
-		l.Tokens += s.prompt() + s.made(t)
+		l.Tokens += s.prompt() + e.Made(s)
 	}
 	for _, s := range e.waiting {
 		l.WaitingTokens += s.prompt()
 	}
 	return l
-}
-
-// steps is a heap of running sequences: by the time they are due, and those
-// first that end with it, for they make room.
-type steps []*Sequence
-
-func (h steps) Len() int { return len(h) }
-
-func (h steps) Less(i, j int) bool {
-	a, b := h[i], h[j]
-	if a.due != b.due {
-		return a.due < b.due
-	}
-	if last := a.next == a.Output-1; last != (b.next == b.Output-1) {
-		return last
-	}
-	return a.serial < b.serial
-}
-
-func (h steps) Swap(i, j int) {
-	h[i], h[j] = h[j], h[i]
-	h[i].place, h[j].place = i, j
-}
-
-func (h *steps) Push(x any) {
-	s := x.(*Sequence)
-	s.place = len(*h)
-	*h = append(*h, s)
-}
-
-func (h *steps) Pop() any {
-	old := *h
-	s := old[len(old)-1]
-	old[len(old)-1] = nil
-	*h = old[:len(old)-1]
-	return s
 }

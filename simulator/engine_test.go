@@ -2,8 +2,6 @@ package simulator
 
 import (
 	"fmt"
-	"math/rand/v2"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -14,43 +12,78 @@ import (
 	"github.com/inferrail/inferrail/index/kvevent"
 )
 
-// TestEngine tells stories: who arrives and leaves when, who starts, is
-// preempted and ends, and what the cache tells of itself.
+// TestEngine tells stories: who arrives and leaves when, what each step computes, who
+// starts, is preempted and ends, and what the cache tells of itself. Its engines take a
+// microseconds for a token of a prompt, and the other terms of Latency likewise.
 func TestEngine(t *testing.T) {
 	datadriven.Walk(t, "testdata/engine", func(t *testing.T, path string) {
 		var e *Engine
+		var steps bool
+		var seen int64 // when the step began that was shown last
 		sequences := map[string]*Sequence{}
-		names := map[BlockName]string{}
-		show := func(s *Sequence) string {
-			name := "?"
+		blocks := map[BlockName]string{}
+		name := func(s *Sequence) string {
 			for n, other := range sequences {
 				if other == s {
-					name = n
+					return n
 				}
 			}
+			return "?"
+		}
+		show := func(s *Sequence) string {
 			cached := ""
 			if e.cache != nil {
-				cached = fmt.Sprintf("%d cached, ", s.Cached)
+				cached = fmt.Sprintf(", %d cached", s.target-s.todo)
 			}
-			switch {
-			case s.State() == Prefilling && s.from > 0:
-				return fmt.Sprintf("%s: %stoken %d at %v, end %v\n", name, cached, s.from, s.at, s.End)
-			case s.State() == Prefilling:
-				return fmt.Sprintf("%s: %sstart %v, first %v, end %v\n", name, cached, s.Start, s.First, s.End)
-			case s.state == Ended:
-				return name + ": ended\n"
+			switch s.State() {
+			case Prefilling:
+				return fmt.Sprintf("%s: starts%s\n", name(s), cached)
+			case Decoding:
+				return fmt.Sprintf("%s: token %d\n", name(s), s.from)
+			case Ended:
+				return fmt.Sprintf("%s: ended, %d made\n", name(s), s.from)
 			}
-			return fmt.Sprintf("%s: waits, %d made\n", name, s.from)
+			return fmt.Sprintf("%s: waits, %d made\n", name(s), s.from)
+		}
+		step := func() string {
+			p := &e.current
+			if !steps || !p.on || p.begin == seen {
+				return ""
+			}
+			seen = p.begin
+			var parts []string
+			for _, c := range p.chunks {
+				parts = append(parts, fmt.Sprintf("%s %d to %d", name(c.s), c.before, c.before+c.count))
+			}
+			if p.rounds > 0 && !e.apart {
+				var who []string
+				for _, s := range e.running {
+					if s.member {
+						who = append(who, name(s))
+					}
+				}
+				text := "decode " + strings.Join(who, " ")
+				if p.rounds > 1 {
+					text = fmt.Sprintf("%d rounds of %s", p.rounds, text)
+				}
+				parts = append(parts, text)
+			}
+			return fmt.Sprintf("  step to %v: %s\n", up(p.end()), strings.Join(parts, ", "))
 		}
 		told := func() string {
 			var b strings.Builder
-			if e.cache == nil {
-				return ""
-			}
 			for _, c := range e.Told() {
-				b.WriteString("  " + describe(&c, names) + "\n")
+				b.WriteString("  " + describe(&c, blocks) + "\n")
 			}
 			return b.String()
+		}
+		// happened tells what has happened up to now.
+		happened := func() string {
+			out := ""
+			for _, s := range e.Changed(nil) {
+				out += show(s)
+			}
+			return out + told() + step()
 		}
 		// run lets time pass, instant by instant.
 		run := func(until time.Duration) string {
@@ -61,13 +94,7 @@ func TestEngine(t *testing.T) {
 					return b.String()
 				}
 				e.Advance(next)
-				out := ""
-				for _, s := range e.Changed(nil) {
-					if s.State() != Decoding { // the first token's time is known
-						out += show(s)
-					}
-				}
-				if out += told(); out != "" {
+				if out := happened(); out != "" {
 					fmt.Fprintf(&b, "%v\n%s", next, out)
 				}
 			}
@@ -84,30 +111,54 @@ func TestEngine(t *testing.T) {
 			}
 			switch d.Cmd {
 			case "engine":
-				var a, b, c, slots, blocks, host int
-				kind, size := "", 4
-				d.ScanArgs(t, "a", &a)
-				d.ScanArgs(t, "b", &b)
-				d.ScanArgs(t, "d", &c)
-				d.ScanArgs(t, "slots", &slots)
-				d.MaybeScanArgs(t, "cache", &kind)
-				d.MaybeScanArgs(t, "blocks", &blocks)
+				number := func(name string) (v float64) {
+					var text string
+					if d.MaybeScanArgs(t, name, &text); text != "" {
+						var err error
+						if v, err = strconv.ParseFloat(text, 64); err != nil {
+							d.Fatalf(t, "%v", err)
+						}
+					}
+					return v
+				}
+				l := Latency{A: number("a"), B: number("b"), D: number("d"), PerToken: duration("per-token"),
+					Read: 1000 * number("read"), Sequence: 1000 * number("sequence"), Load: 1000 * number("load")}
+				size := 4
 				d.MaybeScanArgs(t, "size", &size)
-				d.MaybeScanArgs(t, "host", &host)
-				e = NewEngine(Latency{A: float64(a), B: float64(b), D: float64(c), PerToken: duration("per-token")}, slots)
+				kind := ""
+				d.MaybeScanArgs(t, "cache", &kind)
+				n := int(number("blocks"))
+				e = NewEngine(l, int(number("slots")))
 				switch kind {
 				case "vllm":
-					e.cache = newBlockPool(naming{block: size}, blocks, true, true)
+					e.cache = newBlockPool(naming{block: size}, n, int(number("host")), true, true)
 				case "sglang":
-					e.cache, e.batches = newRadixCache(naming{block: size, sglang: true}, blocks, host, true, true), true
+					e.cache, e.first = newRadixCache(naming{block: size, sglang: true}, n, int(number("host")), true, true), true
+				case "tgi":
+					radix := newRadixCache(naming{block: 1}, n, 0, true, true)
+					radix.late = true
+					e.cache, e.first, e.whole, e.patient, e.reserves = radix, true, true, true, true
+				case "llamacpp":
+					e.cache = newSlotCache(int(number("slots")), n, true)
 				}
-				e.ahead = d.HasArg("ahead")
+				e.budget, e.long = int(number("budget")), int(number("long"))
+				e.whole, e.mixed = e.whole || d.HasArg("whole"), d.HasArg("mixed")
+				e.ahead, e.apart = d.HasArg("ahead"), d.HasArg("apart")
+				steps, seen = d.HasArg("steps"), -1
 				clear(sequences)
-				clear(names)
-				if e.cache != nil {
-					e.passOn()
-				}
+				clear(blocks)
+				e.passOn()
 				return told()
+			case "throttle":
+				at := duration("t")
+				out := run(at)
+				var by float64
+				var text string
+				d.ScanArgs(t, "by", &text)
+				by, _ = strconv.ParseFloat(text, 64)
+				e.Advance(at)
+				e.Slow(by, at)
+				return out
 			case "arrive":
 				s := &Sequence{}
 				var name, prompt, said string
@@ -133,26 +184,14 @@ func TestEngine(t *testing.T) {
 				at := duration("t")
 				out := run(at)
 				e.Arrive(s, at)
-				changed := e.Changed(nil)
-				if !slices.Contains(changed, s) {
-					changed = append(changed, s)
-				}
-				for _, c := range changed {
-					if c.State() != Decoding {
-						out += show(c)
-					}
-				}
-				return out + told()
+				return out + happened()
 			case "depart":
 				var name string
 				d.ScanArgs(t, "name", &name)
 				at := duration("t")
 				out := run(at)
 				e.Depart(sequences[name], at)
-				for _, s := range e.Changed(nil) {
-					out += show(s)
-				}
-				if out += told(); out == "" {
+				if out += happened(); out == "" {
 					return "nothing\n"
 				}
 				return out
@@ -171,6 +210,9 @@ func TestEngine(t *testing.T) {
 					out += fmt.Sprintf("%d of %d blocks used\n", used, of)
 				}
 				return out
+			case "counts":
+				c := e.Counts()
+				return fmt.Sprintf("%d of %d tokens found, %d computed in %d steps, %d preempted\n", c.Hit, c.Queried, c.Computed, c.Steps, c.Preempted)
 			case "reset":
 				return fmt.Sprintf("%v\n", e.Reset()) + told()
 			}
@@ -227,122 +269,4 @@ func describe(c *Change, names map[BlockName]string) string {
 		out += " on " + c.Medium
 	}
 	return out
-}
-
-// TestEngineAgainstModel compares the planned times of random histories with a
-// model that goes through time event by event and plans nothing.
-func TestEngineAgainstModel(t *testing.T) {
-	for seed := range uint64(150) {
-		r := rand.New(rand.NewPCG(seed, 1))
-		latency := Latency{A: 1000, D: float64(r.IntN(2)) * 5000, PerToken: time.Duration(r.IntN(3)) * time.Millisecond}
-		slots := 1 + r.IntN(5)
-		e := NewEngine(latency, slots)
-		model := &naiveEngine{latency: latency, slots: slots}
-		var live []*Sequence
-		now := time.Duration(0)
-		for step := range 60 {
-			now += time.Duration(r.IntN(12)) * time.Millisecond
-			if len(live) > 0 && r.IntN(3) == 0 {
-				k := r.IntN(len(live))
-				s := live[k]
-				live = slices.Delete(live, k, k+1)
-				e.Depart(s, now)
-				model.depart(s, now)
-			} else {
-				s := &Sequence{Uncached: r.IntN(20), Output: 1 + r.IntN(20)}
-				live = append(live, s)
-				e.Arrive(s, now)
-				model.arrive(s, now)
-			}
-			starts := model.run(now)
-			busy, queued := 0, 0
-			for _, s := range live {
-				if started := starts[s] <= now; started != (s.state != Waiting) || started && s.Start != starts[s] {
-					t.Fatalf("seed %d step %d at %v: start %v, state %v, model %v", seed, step, now, s.Start, s.state, starts[s])
-				}
-				switch {
-				case s.state == Waiting:
-					queued++
-				case s.First != s.Start+latency.Prefill(s.Uncached, s.Cached):
-					t.Fatalf("seed %d step %d: first %v does not follow from start %v", seed, step, s.First, s.Start)
-				case s.End > now:
-					busy++
-				}
-			}
-			if l := e.Load(now); l.Running != busy || l.Waiting != queued || busy > slots {
-				t.Fatalf("seed %d step %d: load %+v, want %d running of %d, %d waiting", seed, step, l, busy, slots, queued)
-			}
-		}
-		starts := model.run(now)
-		e.Advance(now + time.Hour)
-		for _, s := range live {
-			if s.Start != starts[s] || !s.Ended() {
-				t.Fatalf("seed %d: at the end start %v, state %v, model %v", seed, s.Start, s.state, starts[s])
-			}
-		}
-	}
-}
-
-// naiveEngine goes through the whole history again for every question.
-type naiveEngine struct {
-	latency Latency
-	slots   int
-	history []*naiveSequence
-}
-
-type naiveSequence struct {
-	s                *Sequence
-	arrived, departs time.Duration
-	start            time.Duration // -1 while waiting
-}
-
-func (m *naiveEngine) arrive(s *Sequence, t time.Duration) {
-	m.history = append(m.history, &naiveSequence{s: s, arrived: t, departs: never})
-}
-
-func (m *naiveEngine) depart(s *Sequence, t time.Duration) {
-	for _, n := range m.history {
-		if n.s == s {
-			n.departs = t
-		}
-	}
-}
-
-// run moves from millisecond to millisecond, starting whoever is first in the
-// queue when the prefill and a slot are free, until everybody has started.
-func (m *naiveEngine) run(time.Duration) map[*Sequence]time.Duration {
-	starts := map[*Sequence]time.Duration{}
-	for _, n := range m.history {
-		n.start = -1
-	}
-	for now := time.Duration(0); ; now += time.Millisecond {
-		waiting := 0
-		for _, n := range m.history {
-			if n.start >= 0 || n.departs <= now {
-				continue
-			}
-			prefilling, busy := false, 0
-			for _, o := range m.history {
-				if o.start < 0 || o.departs <= now {
-					continue
-				}
-				first := o.start + m.latency.Prefill(o.s.Uncached, o.s.Cached)
-				end := first + time.Duration(o.s.Output-1)*m.latency.PerToken
-				prefilling = prefilling || now < first
-				if now < end {
-					busy++
-				}
-			}
-			// Nobody overtakes the first who must wait.
-			if now < n.arrived || prefilling || busy >= m.slots {
-				waiting++
-				break
-			}
-			n.start = now
-			starts[n.s] = now
-		}
-		if waiting == 0 {
-			return starts
-		}
-	}
 }

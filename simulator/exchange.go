@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"strconv"
+	"sync/atomic"
 	"time"
 )
 
@@ -32,10 +33,12 @@ type exchange struct {
 	timer *time.Timer
 	// said: something of a stream was sent.
 	said bool
-	// wake holds a token when another request's departure moved the plan of
-	// one of this exchange's sequences.
+	// wake holds a token when a sequence of this exchange has a new token, or is
+	// otherwise not as it was.
 	wake chan struct{}
-	buf  []byte
+	// ended: abort was called.
+	ended atomic.Bool
+	buf   []byte
 }
 
 // maxRequestBytes bounds a request's body.
@@ -116,13 +119,17 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, req *request) {
 	if req.faults.SplitWrites {
 		x.conn.split = s.nextSplit()
 	}
-	x.answer = newAnswer(&s.cfg, req, requestID(r), s.created())
+	id := req.rid
+	if id == "" {
+		id = requestID(r, req.id)
+	}
+	x.answer = newAnswer(&s.cfg, req, id, s.created())
 	x.arrived = arrived
 	if req.refused != nil {
 		complete = x.refuse(req.refused)
 		return
 	}
-	if s.face.admit != nil && req.api != plain {
+	if s.face.admit != nil && (req.api != plain || req.loads) {
 		release, err := s.face.admit(x)
 		if err != nil {
 			complete = x.refuse(err)
@@ -135,6 +142,10 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, req *request) {
 		return
 	}
 	defer func() { x.depart(complete) }()
+	if s.cfg.sglang() {
+		s.exchanges.Store(x, nil)
+		defer s.exchanges.Delete(x)
+	}
 	if !x.pause(time.Duration(req.faults.HeadDelayUS) * time.Microsecond) {
 		return
 	}
@@ -148,7 +159,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, req *request) {
 // refuse answers a request for which there is no room, and reports whether the
 // answer has ended as one of its kind does.
 func (x *exchange) refuse(err error) bool {
-	if x.s.face.refusesInStream && x.req.stream {
+	if (x.s.face.refusesInStream || x.req.refused != nil) && x.req.stream {
 		x.failed = asAPIError(err)
 		x.s.current().metrics.refused(x.failed)
 		x.head(x.w.Header())
@@ -180,7 +191,8 @@ func (x *exchange) arrive(h http.Header) error {
 	}
 	for i := range x.choices {
 		seq := &x.choices[i].seq
-		seq.wake = x.wake
+		seq.watch = &watch{wake: x.wake, whole: !x.req.stream}
+		x.choices[i].watch = seq.watch
 		x.rank.engine.Arrive(seq, now)
 		x.rank.sequences, x.rank.prompted = x.rank.sequences+1, x.rank.prompted+seq.prompt()
 	}
@@ -197,7 +209,7 @@ func (x *exchange) depart(complete bool) {
 	for i := range x.choices {
 		seq := &x.choices[i].seq
 		if x.req.api.generates() {
-			x.rank.generated += seq.made(now)
+			x.rank.generated += x.rank.engine.Made(seq)
 		}
 		x.rank.engine.Depart(seq, now)
 	}
@@ -238,6 +250,10 @@ func (x *exchange) stream() bool {
 			break
 		}
 		i := x.nextToken()
+		if i < 0 && x.ended.Load() {
+			x.aborted, x.clock = true, x.s.now()
+			return x.sendEvents(x.appendFailure(x.buf[:0]))
+		}
 		if i < 0 {
 			return false
 		}
@@ -276,6 +292,16 @@ func (x *exchange) send(part []byte) bool {
 	return x.http.Flush() == nil
 }
 
+// abort makes the exchange end with what there is. It may be called from any
+// goroutine.
+func (x *exchange) abort() {
+	x.ended.Store(true)
+	select {
+	case x.wake <- struct{}{}:
+	default:
+	}
+}
+
 // begun waits until the engine has begun with a choice, and reports false if the
 // client left before.
 func (x *exchange) begun() bool {
@@ -292,11 +318,15 @@ func (x *exchange) begun() bool {
 }
 
 // nextToken waits until a token is ready and returns its choice, or -1 if the
-// client left before. Of several that are ready it is the one due first.
+// client left before. Of several that are ready it is the one of which least was
+// sent.
 func (x *exchange) nextToken() int {
 	for {
-		i, due := x.earliest()
-		ready, ok := x.until(i >= 0, due)
+		if x.ended.Load() {
+			return -1
+		}
+		i := x.earliest()
+		ready, ok := x.until(i >= 0, 0)
 		if !ok {
 			return -1
 		}
@@ -306,47 +336,60 @@ func (x *exchange) nextToken() int {
 	}
 }
 
-// earliest returns the choice whose next token is due first, and when, or -1
-// while that is not known of any.
-func (x *exchange) earliest() (int, time.Duration) {
-	best, due := -1, time.Duration(0)
+// earliest returns the choice with a token that is ready and was not sent, or -1.
+func (x *exchange) earliest() int {
+	best := -1
 	for i := range x.choices {
 		c := &x.choices[i]
-		if c.sent == c.seq.Output {
-			continue
-		}
-		if !c.planned {
-			x.look(c)
-		}
-		t := time.Duration(0)
-		switch {
-		case c.sent < c.from:
-		case c.planned:
-			t = c.at + time.Duration(c.sent-c.from)*c.seq.perToken
-		default:
-			continue
-		}
-		if best < 0 || t < due || t == due && c.sent < x.choices[best].sent {
-			best, due = i, t
+		if c.sent < int(c.watch.made.Load()) && (best < 0 || c.sent < x.choices[best].sent) {
+			best = i
 		}
 	}
-	return best, due
+	if best >= 0 && x.choices[best].sent == 0 {
+		x.look(&x.choices[best])
+	}
+	return best
 }
 
-// look reads the plan of a choice. While it waits for its turn there is none.
+// watch is what an exchange sees of one of its sequences. The goroutine that lets the
+// engine's time pass, or who else calls the engine, writes to it; the exchange reads.
+type watch struct {
+	// made is how many tokens are ready.
+	made atomic.Int64
+	// wake is told when there is something to see; of a sequence that is wanted as a
+	// whole, not each of its tokens.
+	wake  chan struct{}
+	whole bool
+}
+
+// see notes how many tokens are ready; changed: there is more to see than that.
+func (w *watch) see(made int, changed bool) {
+	if int64(made) != w.made.Load() {
+		w.made.Store(int64(made))
+		changed = changed || !w.whole
+	}
+	if changed {
+		select {
+		case w.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// look reads what the engine says of a choice.
 func (x *exchange) look(c *choice) {
 	x.s.mu.Lock()
 	defer x.s.mu.Unlock()
-	c.from, c.at, c.cached, c.planned = c.seq.from, c.seq.at, c.seq.Cached, c.seq.state != Waiting
+	c.cached, c.planned = c.seq.Cached, c.seq.state != Waiting
 	c.began, c.computed = c.seq.Start, c.seq.First
 	if slots := x.process.metrics.slotsOf(x.rank); slots != nil {
 		slots.follow(x.s.now())
-		c.slot = c.seq.slot
+		c.slot = c.seq.seat
 	}
 }
 
 // until waits for the time due, if that is known. It reports ready when that
-// has come, not ready when a plan has changed before, and not ok when the
+// has come, not ready when a sequence has changed before, and not ok when the
 // client has left.
 func (x *exchange) until(known bool, due time.Duration) (ready, ok bool) {
 	if x.ctx.Err() != nil {
@@ -374,9 +417,6 @@ func (x *exchange) until(known bool, due time.Duration) (ready, ok bool) {
 		}
 		return true, true
 	case <-x.wake:
-		for i := range x.choices {
-			x.choices[i].planned = false
-		}
 		return false, true
 	case <-x.ctx.Done():
 		return false, false
@@ -398,15 +438,17 @@ func (x *exchange) pause(d time.Duration) bool {
 // body sends the answer in one piece when its last token is ready, and reports
 // whether it was sent.
 func (x *exchange) body() bool {
-	for {
-		due, known := x.end()
-		ready, ok := x.until(known, due)
+	for !x.ended.Load() {
+		ready, ok := x.until(x.done(), 0)
 		if !ok {
 			return false
 		}
 		if ready {
 			break
 		}
+	}
+	if x.ended.Load() {
+		return x.cutBody()
 	}
 	f := &x.req.faults
 	if f.Break == "error" {
@@ -442,18 +484,34 @@ func (x *exchange) body() bool {
 	return true
 }
 
-// end returns when the last token of the last choice is ready, and false while
-// that is not known.
-func (x *exchange) end() (time.Duration, bool) {
-	end := time.Duration(0)
+// cutBody sends what there was of an answer when it was aborted. Where the API
+// has no words for that it is an error.
+func (x *exchange) cutBody() bool {
+	if _, ok := x.req.dialect.(*generated); !ok {
+		x.s.refuse(x.w, x.r, &apiError{status: http.StatusServiceUnavailable, kind: "abort", message: "The request was aborted."})
+		return false
+	}
+	x.aborted, x.clock = true, x.s.now()
+	x.s.mu.Lock()
 	for i := range x.choices {
 		c := &x.choices[i]
-		if x.look(c); !c.planned {
-			return 0, false
-		}
-		end = max(end, c.at+time.Duration(c.seq.Output-1-c.from)*c.seq.perToken)
+		c.made = x.rank.engine.Made(&c.seq)
 	}
-	return end, true
+	x.s.mu.Unlock()
+	x.head(x.w.Header())
+	return x.send(x.appendPaddedBody(x.buf[:0]))
+}
+
+// done reports whether all choices have their last token.
+func (x *exchange) done() bool {
+	for i := range x.choices {
+		c := &x.choices[i]
+		if int(c.watch.made.Load()) < c.seq.Output {
+			return false
+		}
+		x.look(c)
+	}
+	return true
 }
 
 // rawBody sends what Raw asks for and reports whether all was sent. The engine

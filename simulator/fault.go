@@ -25,13 +25,13 @@ type Faults struct {
 	// TokenBytes lengthens each token's text to at least so many bytes with
 	// x's; with TokenBytesMax above it, to a random length between the two. A
 	// lengthened text does not have as many tokens as were generated.
-	TokenBytes    int `json:"token_bytes" yaml:"token_bytes" name:"token-bytes" help:"Pad each token's text to this many bytes."`
-	TokenBytesMax int `json:"token_bytes_max" yaml:"token_bytes_max" name:"token-bytes-max" help:"Pad each token's text to a random length up to this."`
+	TokenBytes    int `json:"token_bytes" yaml:"token_bytes" name:"token-bytes" placeholder:"N" help:"Pad each token's text to this many bytes."`
+	TokenBytesMax int `json:"token_bytes_max" yaml:"token_bytes_max" name:"token-bytes-max" placeholder:"N" help:"Pad each token's text to a random length up to this."`
 	// BodyBytes lengthens a body that is not streamed to exactly so many
 	// bytes, if it is shorter.
-	BodyBytes int `json:"body_bytes" yaml:"body_bytes" name:"body-bytes" help:"Pad bodies that are not streamed to this many bytes."`
+	BodyBytes int `json:"body_bytes" yaml:"body_bytes" name:"body-bytes" placeholder:"N" help:"Pad bodies that are not streamed to this many bytes."`
 	// HeadDelayUS is how many microseconds pass before anything is sent.
-	HeadDelayUS int64 `json:"head_delay_us" yaml:"head_delay_us" name:"head-delay-us" help:"Microseconds before the head of a response."`
+	HeadDelayUS int64 `json:"head_delay_us" yaml:"head_delay_us" name:"head-delay-us" placeholder:"US" help:"Microseconds before the head of a response."`
 	// HeadWithToken holds the head of a stream back until the first token is
 	// ready. vLLM sends it at once; some engines do not.
 	HeadWithToken bool `json:"head_with_token" yaml:"head_with_token" name:"head-with-token" help:"Send a stream's head with its first token."`
@@ -39,17 +39,17 @@ type Faults struct {
 	// after anything that looks like the end of a chunked body.
 	SplitWrites bool `json:"split_writes" yaml:"split_writes" name:"split-writes" help:"Cut writes to the socket at random places."`
 	// Slow multiplies the engine's times; 0 is 1.
-	Slow float64 `json:"slow" yaml:"slow" name:"slow" help:"Multiply the engine's times by this; 0 is 1."`
+	Slow float64 `json:"slow" yaml:"slow" name:"slow" placeholder:"FACTOR" help:"Multiply the engine's times by this; 0 is 1."`
 	// Break is what happens after BreakAfter tokens of a stream, or bytes of
 	// a body that is not streamed: "stall" sends nothing more and waits for
 	// the client to leave, "fin" closes the connection, "rst" resets it,
 	// "chunk" sends what is no chunk of a chunked body and closes, "error"
 	// ends a stream with the event of an error; a body is an error instead.
 	Break      string `json:"break" yaml:"break" name:"break" enum:",stall,fin,rst,chunk,error" default:"" help:"stall, fin, rst, chunk or error after --fault-break-after."`
-	BreakAfter int    `json:"break_after" yaml:"break_after" name:"break-after" help:"Tokens of a stream, or bytes of another body, before --fault-break."`
+	BreakAfter int    `json:"break_after" yaml:"break_after" name:"break-after" placeholder:"N" help:"Tokens of a stream, or bytes of another body, before --fault-break."`
 	// LengthExcess is by how many bytes the Content-Length of a body that is
 	// not streamed is too large; the connection is closed after the body.
-	LengthExcess int `json:"length_excess" yaml:"length_excess" name:"length-excess" help:"Announce this many bytes more than a body has, then close."`
+	LengthExcess int `json:"length_excess" yaml:"length_excess" name:"length-excess" placeholder:"N" help:"Announce this many bytes more than a body has, then close."`
 
 	// The following keep a request from being answered. The first that is set
 	// counts.
@@ -65,7 +65,7 @@ type Faults struct {
 	// "token" adds one, "template" leaves the end of the template out.
 	Tokenizer string `json:"tokenizer" yaml:"tokenizer" name:"tokenizer" enum:",token,template" default:"" help:"token or template: compute prompts of other tokens."`
 	// Status answers with an error of this HTTP status.
-	Status int `json:"status" yaml:"status" name:"status" help:"Answer with this HTTP status, 400 to 599, and an error."`
+	Status int `json:"status" yaml:"status" name:"status" placeholder:"STATUS" help:"Answer with this HTTP status, 400 to 599, and an error."`
 
 	// The following are of a whole server only.
 
@@ -73,44 +73,44 @@ type Faults struct {
 	// and of the metrics begin, in milliseconds from when they are set or the
 	// start, and how long they last; 0 is at once, and for ever. At other times
 	// the server behaves well.
-	AfterMS int64 `json:"after_ms" yaml:"after_ms" name:"after-ms" help:"Milliseconds until faults begin."`
-	ForMS   int64 `json:"for_ms" yaml:"for_ms" name:"for-ms" help:"Milliseconds that faults last; 0 is for ever."`
+	AfterMS int64 `json:"after_ms" yaml:"after_ms" name:"after-ms" placeholder:"MS" help:"Milliseconds until faults begin."`
+	ForMS   int64 `json:"for_ms" yaml:"for_ms" name:"for-ms" placeholder:"MS" help:"Milliseconds that faults last; 0 is for ever."`
 	// AfterRequests is how many requests the faults above spare first, and
 	// FailRequests how many they hit then before the server behaves well; 0 is
 	// all. The throttle lasts from the first of these until the first after them.
 	// Of those that they may hit each is with the Probability, from 0 to 1, as
 	// Seed draws; 0 is 1.
-	AfterRequests int     `json:"after_requests" yaml:"after_requests" name:"after-requests" help:"Requests that faults spare first."`
-	FailRequests  int     `json:"fail_requests" yaml:"fail_requests" name:"fail-requests" help:"Requests that the faults hit before the server behaves well; 0 is all."`
-	Probability   float64 `json:"probability" yaml:"probability" name:"probability" help:"Probability that a request is hit, from 0 to 1; 0 is 1."`
-	Seed          uint64  `json:"seed" yaml:"seed" name:"seed" help:"Seed that draws which requests are hit."`
+	AfterRequests int     `json:"after_requests" yaml:"after_requests" name:"after-requests" placeholder:"N" help:"Requests that faults spare first."`
+	FailRequests  int     `json:"fail_requests" yaml:"fail_requests" name:"fail-requests" placeholder:"N" help:"Requests that the faults hit before the server behaves well; 0 is all."`
+	Probability   float64 `json:"probability" yaml:"probability" name:"probability" placeholder:"P" help:"Probability that a request is hit, from 0 to 1; 0 is 1."`
+	Seed          uint64  `json:"seed" yaml:"seed" name:"seed" placeholder:"N" help:"Seed that draws which requests are hit."`
 	// Throttle multiplies the time that all work of the engines takes, that of
 	// requests which run already as well; 0 is 1.
-	Throttle float64 `json:"throttle" yaml:"throttle" name:"throttle" help:"Multiply the time of all of the engine's work by this, that of running requests too; 0 is 1."`
+	Throttle float64 `json:"throttle" yaml:"throttle" name:"throttle" placeholder:"FACTOR" help:"Multiply the time of all of the engine's work by this, that of running requests too; 0 is 1."`
 	// HealthStatus answers /health, /ping, /metrics and /v1/loads with this status, and
 	// HealthHang never answers them.
-	HealthStatus int  `json:"health_status" yaml:"health_status" name:"health-status" help:"Answer /health, /ping and /metrics with this HTTP status, 400 to 599."`
+	HealthStatus int  `json:"health_status" yaml:"health_status" name:"health-status" placeholder:"STATUS" help:"Answer /health, /ping and /metrics with this HTTP status, 400 to 599."`
 	HealthHang   bool `json:"health_hang" yaml:"health_hang" name:"health-hang" help:"Never answer /health, /ping and /metrics."`
 	// Metrics makes the pages that tell of load, as /metrics, useless: "garbage"
 	// is what is no such page, "stale" the page as it was when it was first asked
 	// for, "hang" no answer, "empty" a page with nothing on it, and "nan" has no
 	// number that is one. MetricsMissing are families that are not on /metrics, separated by commas.
 	Metrics        string `json:"metrics" yaml:"metrics" name:"metrics" enum:",garbage,stale,hang,empty,nan" default:"" help:"garbage, stale, hang, empty or nan: what is wrong with the pages that tell of load."`
-	MetricsMissing string `json:"metrics_missing" yaml:"metrics_missing" name:"metrics-missing" help:"Families that are not on /metrics, separated by commas."`
+	MetricsMissing string `json:"metrics_missing" yaml:"metrics_missing" name:"metrics-missing" placeholder:"NAMES" help:"Families that are not on /metrics, separated by commas."`
 	// EventsDrop batches of KV cache events are numbered and kept for replay
 	// but not sent, from when the faults are set on; with EventsStop none is.
 	// EventsTwice sends each twice, EventsDelayUS waits before each.
-	EventsDrop    int   `json:"events_drop" yaml:"events_drop" name:"events-drop" help:"Batches of KV cache events not to send."`
+	EventsDrop    int   `json:"events_drop" yaml:"events_drop" name:"events-drop" placeholder:"N" help:"Batches of KV cache events not to send."`
 	EventsStop    bool  `json:"events_stop" yaml:"events_stop" name:"events-stop" help:"Send no KV cache events."`
 	EventsTwice   bool  `json:"events_twice" yaml:"events_twice" name:"events-twice" help:"Send KV cache events twice."`
-	EventsDelayUS int64 `json:"events_delay_us" yaml:"events_delay_us" name:"events-delay-us" help:"Microseconds to wait before each batch of KV cache events."`
+	EventsDelayUS int64 `json:"events_delay_us" yaml:"events_delay_us" name:"events-delay-us" placeholder:"US" help:"Microseconds to wait before each batch of KV cache events."`
 	// ReplayLost forgets the batches kept so far when the faults are set.
 	// ReplayGone closes the endpoint for replay.
 	ReplayLost bool `json:"replay_lost" yaml:"replay_lost" name:"replay-lost" help:"Forget the KV cache events that are kept for replay."`
 	ReplayGone bool `json:"replay_gone" yaml:"replay_gone" name:"replay-gone" help:"Answer no requests for replay."`
 	// RefuseMS is for how many milliseconds from now, or from the start, the
 	// server does not listen. Open connections stay.
-	RefuseMS int64 `json:"refuse_ms" yaml:"refuse_ms" name:"refuse-ms" help:"Milliseconds to refuse connections for."`
+	RefuseMS int64 `json:"refuse_ms" yaml:"refuse_ms" name:"refuse-ms" placeholder:"MS" help:"Milliseconds to refuse connections for."`
 }
 
 // Limits that keep a request from asking for more than a process has.
@@ -500,6 +500,10 @@ func (x *exchange) breakOff(how string) {
 	case "error":
 		x.reason = "error"
 		x.failed = statusError(x.s.face.failure)
+		if x.req.opens == withToken && !x.said {
+			x.s.refuse(x.w, x.r, x.failed)
+			return
+		}
 		x.sendEvents(x.appendFailure(x.buf[:0]))
 		return
 	case "chunk":
@@ -536,6 +540,9 @@ func (x *exchange) appendFailure(dst []byte) []byte {
 		return x.req.dialect.appendPart(dst, x.answer, atFailure, 0)
 	}
 	a := x.req.api
+	if x.aborted {
+		return append(dst, done...)
+	}
 	e := x.failed
 	if a == messages {
 		dst = append(dst, "event: error\n"...)

@@ -202,8 +202,8 @@ func TestForetoldAlone(t *testing.T) {
 
 // TestForetoldTogether: where several run beside each other and a block is evicted
 // after a few seconds, what is foretold is what those that were sent before leave.
-// When the engine takes memory for what it generates, the agent learns later or
-// not at all, so here and there it is a block off.
+// When the engine takes memory for what it generates, the agent learns at the end of
+// the step or not at all, so here and there it is a block off.
 func TestForetoldTogether(t *testing.T) {
 	f := func(name string, what foretelling, most int) {
 		t.Run(name, func(t *testing.T) {
@@ -217,10 +217,10 @@ func TestForetoldTogether(t *testing.T) {
 	}
 	f("vllm", foretelling{engine: "vllm", block: 16, stream: true}, 100)
 	f("vllm, no streams", foretelling{engine: "vllm", block: 16}, 100)
-	f("vllm by events", foretelling{engine: "vllm", block: 16, events: true, stream: true}, 16)
-	f("vllm by events, no streams", foretelling{engine: "vllm", block: 16, events: true}, 16)
-	f("sglang", foretelling{engine: "sglang", block: 16, stream: true}, 60)
-	f("sglang, no streams", foretelling{engine: "sglang", block: 16}, 60)
-	f("sglang by events", foretelling{engine: "sglang", block: 16, events: true, stream: true}, 16)
-	f("sglang by events, no streams", foretelling{engine: "sglang", block: 16, events: true}, 16)
+	f("vllm by events", foretelling{engine: "vllm", block: 16, events: true, stream: true}, 100)
+	f("vllm by events, no streams", foretelling{engine: "vllm", block: 16, events: true}, 100)
+	f("sglang", foretelling{engine: "sglang", block: 16, stream: true}, 100)
+	f("sglang, no streams", foretelling{engine: "sglang", block: 16}, 100)
+	f("sglang by events", foretelling{engine: "sglang", block: 16, events: true, stream: true}, 100)
+	f("sglang by events, no streams", foretelling{engine: "sglang", block: 16, events: true}, 100)
 }

@@ -75,7 +75,7 @@ func (d *llamaDialect) appendPart(dst []byte, a *answer, m moment, i int) []byte
 		dst = d.appendClosing(dst, a)
 	case atFailure:
 		dst = append(dst, "data: "...)
-		dst = appendLlamaError(dst, statusError(http.StatusInternalServerError))
+		dst = appendLlamaError(dst, a.failed)
 		dst = append(dst, "\n\n"...)
 	}
 	if len(dst) > start || m == atPrelude || m == atInterim {

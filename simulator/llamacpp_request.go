@@ -45,7 +45,7 @@ type llamaBody struct {
 
 // llamaRefused change an answer in ways that the simulated engine has not.
 var llamaRefused = []string{"n_probs", "logprobs", "top_logprobs", "post_sampling_probs", "grammar", "grammar_lazy", "lora", "logit_bias",
-	"ignore_eos", "response_fields", "n_indent", "n_cache_reuse", "echo", "suffix", "best_of", "functions", "function_call", "verbose",
+	"response_fields", "n_indent", "n_cache_reuse", "echo", "suffix", "best_of", "functions", "function_call", "verbose",
 	"continue_final_message", "reasoning_control", "input_prefix", "input_suffix", "input_extra"}
 
 // llamaShape is how a route of llama.cpp shows its answers.
@@ -102,6 +102,12 @@ func readLlama(cfg *Config, shape llamaShape, body []byte) (*llamaBody, *request
 	}
 	if d.limit == 0 {
 		return nil, nil, badParameter("n_predict", "The simulated engine does not support `n_predict` 0.")
+	}
+	if d.limit < 0 {
+		// Within a limit the model goes on to it in any case.
+		if err := b.Others.refuse("ignore_eos"); err != nil {
+			return nil, nil, err
+		}
 	}
 	if b.PingS != nil {
 		if *b.PingS < -1 {

@@ -12,9 +12,10 @@ import (
 // for which there is none are deferred. The server's mutex guards it; it lives as
 // long as the process.
 type llamaSlots struct {
-	list  []llamaSlot
-	tasks []*llamaTask // not over, in the order of their arrival
-	ids   int          // the last task's
+	engine *Engine
+	list   []llamaSlot
+	tasks  []*llamaTask // not over, in the order of their arrival
+	ids    int          // the last task's
 	// counts are of all time, bucket since the page of metrics was last looked at.
 	counts, bucket  llamaCounts
 	longest         int
@@ -56,8 +57,8 @@ func (c *llamaCounts) add(d llamaCounts) {
 }
 
 // llamacpp makes what the page of metrics shows.
-func (m *metrics) llamacpp(*rank) *rankMetrics {
-	rm := &rankMetrics{slots: &llamaSlots{list: make([]llamaSlot, m.p.s.cfg.MaxNumSeqs), ids: -1}}
+func (m *metrics) llamacpp(r *rank) *rankMetrics {
+	rm := &rankMetrics{slots: &llamaSlots{engine: r.engine, list: make([]llamaSlot, m.p.s.cfg.MaxNumSeqs), ids: -1}}
 	rm.counters("", nil)
 	rm.taken = rm.slots.arrived
 	rm.done = func(x *exchange, c *choice, _ bool) { rm.slots.departed(c, x.s.now()) }
@@ -72,7 +73,7 @@ func (s *llamaSlots) arrived(a *answer) {
 	}
 	for i := range a.choices {
 		s.ids++
-		a.choices[i].seq.slot = -1
+		a.choices[i].seq.seat = -1
 		s.tasks = append(s.tasks, &llamaTask{id: s.ids, seq: &a.choices[i].seq, d: d, slot: -1, pools: a.req.pooled != nil})
 	}
 }
@@ -88,7 +89,7 @@ func (s *llamaSlots) follow(now time.Duration) {
 			if t.slot = s.free(t.d.slot); t.slot < 0 {
 				continue
 			}
-			t.seq.slot = t.slot
+			t.seq.seat = t.slot
 			s.list[t.slot].task = t
 			s.add(llamaCounts{cached: t.seq.Cached})
 		}
@@ -201,7 +202,7 @@ func (s *Server) llamaSlots(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	out, idle := []byte{'['}, 0
-	s.llamaNow(func(slots *llamaSlots, now time.Duration) {
+	s.llamaNow(func(slots *llamaSlots, _ time.Duration) {
 		for i := range slots.list {
 			if i > 0 {
 				out = append(out, ',')
@@ -210,7 +211,7 @@ func (s *Server) llamaSlots(w http.ResponseWriter, r *http.Request) {
 			if !slot.busy() {
 				idle++
 			}
-			out = slot.append(out, i, s.cfg.MaxModelLen, now)
+			out = slot.append(out, i, s.cfg.MaxModelLen, slots.engine)
 		}
 	})
 	if idle == 0 && r.URL.Query().Get("fail_on_no_slot") != "" {
@@ -221,14 +222,14 @@ func (s *Server) llamaSlots(w http.ResponseWriter, r *http.Request) {
 }
 
 // append appends what /slots shows of a slot.
-func (s *llamaSlot) append(dst []byte, id, context int, now time.Duration) []byte {
+func (s *llamaSlot) append(dst []byte, id, context int, e *Engine) []byte {
 	dst = fmt.Appendf(dst, `{"id":%d,"n_ctx":%d,"speculative":false,"is_processing":%v`, id, context, s.busy())
 	if t := s.task; t != nil {
 		// What is computed of the prompt and the answer. A task that is over has
 		// nothing to tell of itself any more.
 		processed, cached, made, held := 0, 0, 0, len(s.held)
 		if !t.over {
-			made, cached = t.seq.made(now), t.seq.Cached
+			made, cached = e.Made(t.seq), t.seq.Cached
 			if t.seq.State() != Prefilling {
 				processed = t.seq.Uncached
 			}

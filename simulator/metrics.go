@@ -93,6 +93,19 @@ func (m *metrics) vllm(r *rank) *rankMetrics {
 		func(_ *Engine, l Load) float64 { return float64(l.Running) })
 	rm.value("vllm:num_requests_waiting", "Number of requests waiting to be processed.", labels, prometheus.GaugeValue,
 		func(_ *Engine, l Load) float64 { return float64(l.Waiting) })
+	if r.number == 0 {
+		rejected := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "vllm:admission_rejections_total",
+			Help: "Number of requests rejected at admission."}, []string{"reason"})
+		for _, reason := range []string{"max_num_queued_reqs", "max_num_queued_tokens"} {
+			rejected.WithLabelValues(reason)
+		}
+		m.registry.MustRegister(rejected)
+		rm.refused = func(e *apiError) {
+			if e.status == http.StatusServiceUnavailable && e.kind == "Service Unavailable" {
+				rejected.WithLabelValues("max_num_queued_reqs").Inc()
+			}
+		}
+	}
 	rm.value("vllm:kv_cache_usage_perc", "KV cache usage, 1 is full.", labels, prometheus.GaugeValue, used)
 	rm.value("vllm:prefix_cache_queries_total", "Prefix cache queries, in number of queried tokens.", labels, prometheus.CounterValue,
 		func(e *Engine, _ Load) float64 { return float64(e.counts.Queried) })
@@ -129,6 +142,27 @@ func (m *metrics) sglang(r *rank) *rankMetrics {
 	rm := &rankMetrics{}
 	rm.counters("sglang:", labels)
 	m.registry.MustRegister(rm.prompt, rm.generation, rm.firstToken, rm.betweenTokens)
+	counter := func(name, help string) prometheus.Counter {
+		c := prometheus.NewCounter(prometheus.CounterOpts{Name: "sglang:" + name, Help: help, ConstLabels: labels})
+		m.registry.MustRegister(c)
+		return c
+	}
+	requests := counter("num_requests_total", "Number of requests processed.")
+	aborted := counter("num_aborted_requests_total", "Number of requests aborted.")
+	latency := prometheus.NewHistogram(prometheus.HistogramOpts{Name: "sglang:e2e_request_latency_seconds", Help: "Histogram of End-to-end request latency in seconds",
+		ConstLabels: labels, Buckets: []float64{.1, .2, .4, .6, .8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400, 600, 1200, 1800, 2400}})
+	queue := prometheus.NewHistogram(prometheus.HistogramOpts{Name: "sglang:queue_time_seconds", Help: "Histogram of queueing time in seconds.",
+		ConstLabels: labels, Buckets: []float64{0, .1, .2, .5, 1, 2, 3, 4, 5, 10, 15, 20, 30, 40, 50, 60, 70, 80, 90, 100, 200, 300, 400, 500, 600, 700, 800, 900, 1000, 1200, 1400, 1600, 1800, 2000, 2500, 3000}})
+	m.registry.MustRegister(latency, queue)
+	rm.done = func(x *exchange, c *choice, complete bool) {
+		if !complete {
+			aborted.Inc()
+			return
+		}
+		requests.Inc()
+		latency.Observe((x.s.now() - x.arrived).Seconds())
+		queue.Observe((c.seq.Start - x.arrived).Seconds())
+	}
 	gauge := func(name, help string, of func(*Engine, Load) float64) {
 		rm.value("sglang:"+name, help, labels, prometheus.GaugeValue, of)
 	}
@@ -141,6 +175,7 @@ func (m *metrics) sglang(r *rank) *rankMetrics {
 	})
 	gauge("max_total_num_tokens", "Maximum total number of tokens.", func(*Engine, Load) float64 { return float64(cfg.NumGPUBlocks * cfg.BlockSize) })
 	gauge("page_size", "The page size.", func(*Engine, Load) float64 { return float64(cfg.BlockSize) })
+	gauge("context_len", "The context length.", func(*Engine, Load) float64 { return float64(cfg.MaxModelLen) })
 	gauge("num_pages", "The number of pages.", func(*Engine, Load) float64 { return float64(cfg.NumGPUBlocks) })
 	gauge("cache_hit_rate", "The prefix cache hit rate.", func(e *Engine, _ Load) float64 { return float64(e.counts.Hit) / float64(max(1, e.counts.Queried)) })
 	rm.value("sglang:num_retracted_requests_total", "Total number of retracted requests.", labels, prometheus.CounterValue,
@@ -154,16 +189,20 @@ func (m *metrics) sglang(r *rank) *rankMetrics {
 
 // counters makes the series that vLLM and SGLang both show.
 func (rm *rankMetrics) counters(prefix string, labels prometheus.Labels) {
+	first := []float64{.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560}
+	between := []float64{.01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80}
+	if prefix == "sglang:" {
+		first = []float64{.1, .2, .4, .6, .8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400}
+		between = []float64{.002, .004, .006, .008, .01, .015, .02, .025, .03, .035, .04, .06, .08, .1, .2, .4, .6, .8, 1, 2, 4, 6, 8}
+	}
 	rm.prompt = prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "prompt_tokens_total",
 		Help: "Number of prefill tokens processed.", ConstLabels: labels})
 	rm.generation = prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "generation_tokens_total",
 		Help: "Number of generation tokens processed.", ConstLabels: labels})
 	rm.firstToken = prometheus.NewHistogram(prometheus.HistogramOpts{Name: prefix + "time_to_first_token_seconds",
-		Help: "Time to first token in seconds.", ConstLabels: labels, Buckets: []float64{.001, .005, .01, .02, .04, .06,
-			.08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560}})
+		Help: "Time to first token in seconds.", ConstLabels: labels, Buckets: first})
 	rm.betweenTokens = prometheus.NewHistogram(prometheus.HistogramOpts{Name: prefix + "inter_token_latency_seconds",
-		Help: "Time between output tokens in seconds.", ConstLabels: labels, Buckets: []float64{.01, .025, .05, .075, .1,
-			.15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80}})
+		Help: "Time between output tokens in seconds.", ConstLabels: labels, Buckets: between})
 }
 
 // value adds a series that is read from the engine.
@@ -265,7 +304,7 @@ func (m *metrics) whole(x *exchange) {
 		rm.generation.Add(float64(seq.Output))
 		rm.firstToken.Observe((seq.First - x.arrived).Seconds())
 		for range seq.Output - 1 {
-			rm.betweenTokens.Observe(seq.perToken.Seconds())
+			rm.betweenTokens.Observe((seq.End - seq.First).Seconds() / float64(seq.Output-1))
 		}
 	}
 }

@@ -17,6 +17,8 @@ type process struct {
 	began   time.Time
 	metrics *metrics
 	ranks   []*rank
+	// runner is Ollama's, nil of others.
+	runner *ollamaRunner
 	// throttled is by how much the engines are; 1 is not at all. The server's
 	// mutex guards it.
 	throttled float64
@@ -44,6 +46,8 @@ type rank struct {
 	// generated are the tokens of those that have left it; the same mutex guards
 	// them.
 	sequences, prompted, generated int
+	// rounds is how many rounds were over when the sequences' watches were last set.
+	rounds int64
 	// kick holds a token when the goroutine must look earlier.
 	kick chan struct{}
 }
@@ -65,6 +69,9 @@ func newProcess(s *Server) (*process, error) {
 		}
 	}
 	p.metrics = newMetrics(p)
+	if s.cfg.Engine == "ollama" {
+		p.runner = newOllamaRunner(&s.cfg)
+	}
 	for _, r := range p.ranks {
 		p.settle(r, s.now())
 		p.ran.Go(func() { p.run(ctx, r) })
@@ -109,7 +116,7 @@ func (p *process) run(ctx context.Context, r *rank) {
 		p.settle(r, now)
 		wait := time.Hour
 		r.until = never
-		if next, ok := r.engine.Next(); ok {
+		if next, ok := r.next(); ok {
 			r.until, wait = next, max(0, next-now)
 		}
 		p.s.mu.Unlock()
@@ -127,23 +134,39 @@ func (p *process) run(ctx context.Context, r *rank) {
 // unless nobody else knows the process yet.
 func (p *process) settle(r *rank, now time.Duration) {
 	r.changed = r.engine.Changed(r.changed[:0])
+	e := r.engine
 	for _, s := range r.changed {
-		select {
-		case s.wake <- struct{}{}:
-		default:
+		s.watch.see(e.Made(s), true)
+	}
+	if n := e.rounds(); n != r.rounds || e.apart {
+		r.rounds = n
+		for _, s := range e.running {
+			if s.state == Decoding {
+				s.watch.see(e.Made(s), false)
+			}
 		}
 	}
 	clear(r.changed)
 	if changes := r.engine.Told(); len(changes) > 0 && r.publisher != nil {
 		r.publisher.publish(changes, p.s.began.Add(now))
 	}
-	if next, ok := r.engine.Next(); ok && next < r.until {
+	if next, ok := r.next(); ok && next < r.until {
 		r.until = next
 		select {
 		case r.kick <- struct{}{}:
 		default:
 		}
 	}
+}
+
+// next returns when the engine is to be looked at again, be it for a token, and false
+// when there is nothing to see before another call. The server's mutex is held.
+func (r *rank) next() (time.Duration, bool) {
+	next, ok := r.engine.Next()
+	if token, runs := r.engine.Token(); runs && (!ok || token < next) {
+		next, ok = token, true
+	}
+	return next, ok
 }
 
 // rankHeader names the rank that is to serve a request.
@@ -275,16 +298,18 @@ func (s *Server) serverInfo(w http.ResponseWriter, _ *http.Request) {
 		Ranks      int    `json:"dp_size"`
 	}
 	info := struct {
+		Path    string  `json:"model_path"`
 		Model   string  `json:"served_model_name"`
 		Length  int     `json:"context_length"`
 		Page    int     `json:"page_size"`
 		Ranks   int     `json:"dp_size"`
 		Tokens  int     `json:"max_total_num_tokens"`
 		Running int     `json:"max_running_requests"`
+		NoRadix bool    `json:"disable_radix_cache"`
 		Version string  `json:"version"`
 		Events  *events `json:"kv_events"`
-	}{s.cfg.ServedModelName[0], s.cfg.MaxModelLen, s.cfg.BlockSize, s.cfg.DataParallelSize,
-		s.cfg.NumGPUBlocks * s.cfg.BlockSize, s.cfg.MaxNumSeqs, sglangVersion, nil}
+	}{s.cfg.ServedModelName[0], s.cfg.ServedModelName[0], s.cfg.MaxModelLen, s.cfg.BlockSize, s.cfg.DataParallelSize,
+		s.cfg.NumGPUBlocks * s.cfg.BlockSize, s.cfg.MaxNumSeqs, s.cfg.NoEnablePrefixCaching, sglangVersion, nil}
 	if p := s.current().ranks[0].publisher; p != nil {
 		told := p.source()
 		base, port, _ := cutLast(told.Endpoint, ":")

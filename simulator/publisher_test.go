@@ -588,7 +588,7 @@ func TestKVEventsFailure(t *testing.T) {
 	f(Config{KVEvents: KVEvents{Endpoint: anyPort}, DataParallelSize: 2, Engine: "sglang"}, "endpoint must have a port")
 	f(Config{Engine: "x"}, `engine must be one of vllm, sglang, tgi, llamacpp, ollama, not "x"`)
 	f(Config{MaxModelLen: 1000, NumGPUBlocks: 10}, "max-model-len 1000 needs a KV cache of 64 blocks, num-gpu-blocks-override is 10")
-	f(Config{HostBlocks: 1}, "host-blocks is for the engine sglang")
+	f(Config{HostBlocks: 1, Engine: "tgi"}, "host-blocks is for the engines vllm and sglang")
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -17,7 +17,10 @@ import (
 type radixCache struct {
 	naming naming
 	shares bool
-	pages  int
+	// late: a prompt comes into the tree when its sequence ends, and what it has
+	// generated does not, as TGI does it.
+	late  bool
+	pages int
 	// roots are the trees by what keeps prompts apart.
 	roots map[radixSpace]*radixNode
 	// free pages are nobody's, locked ones are in nodes that sequences use,
@@ -132,7 +135,7 @@ func (c *radixCache) unlock(n *radixNode) {
 	}
 }
 
-func (c *radixCache) admit(s *Sequence, tokens int) (int, bool) {
+func (c *radixCache) admit(s *Sequence, tokens, _ int) (int, bool) {
 	c.naming.extend(s, tokens)
 	node, hits := c.root(s), 0
 	if c.shares && !s.NoRead {
@@ -170,7 +173,7 @@ func (c *radixCache) admit(s *Sequence, tokens int) (int, bool) {
 	fresh -= back
 	c.vacateTokens(tokens - hits*c.naming.block)
 	c.free -= fresh
-	s.node, s.shared, s.own = node, hits, fresh
+	s.node, s.shared, s.own, s.loaded = node, hits, fresh, back*c.naming.block
 	return hits * c.naming.block, true
 }
 
@@ -316,22 +319,30 @@ func (c *radixCache) backUp(n *radixNode) {
 	c.tell(n, mediumHost, kvevent.Stored)
 }
 
-func (c *radixCache) prefilled(s *Sequence, tokens int) { c.insert(s, tokens) }
+func (c *radixCache) computed(s *Sequence, tokens int) {
+	if !c.late {
+		c.insert(s, tokens)
+	}
+}
 
 func (c *radixCache) grow(s *Sequence, room, _ int) bool {
-	if ceilDiv(room, c.naming.block) <= s.shared+s.own {
+	more := ceilDiv(room, c.naming.block) - s.shared - s.own
+	if more <= 0 {
 		return true
 	}
-	c.vacate(1)
-	if c.free == 0 {
+	c.vacate(more)
+	if c.free < more {
 		return false
 	}
-	c.free--
-	s.own++
+	c.free -= more
+	s.own += more
 	return true
 }
 
 func (c *radixCache) release(s *Sequence, tokens int, drop bool) {
+	if c.late {
+		tokens = min(tokens, s.prompt())
+	}
 	if !drop {
 		c.insert(s, tokens)
 	}
@@ -394,6 +405,8 @@ func (c *radixCache) tell(n *radixNode, medium string, kind kvevent.Kind) {
 		parent, hasParent = n.names[to-1], true
 	}
 }
+
+func (c *radixCache) tells() bool { return len(c.changed) > 0 }
 
 func (c *radixCache) take() []Change {
 	changed := c.changed

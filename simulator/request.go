@@ -58,6 +58,8 @@ type request struct {
 	stop []string
 	call *call
 	form *form
+	// endless: a choice ends at a limit only.
+	endless bool
 	// stopsWhole: a choice ends with the token that ends in a stop text, and
 	// both are said.
 	stopsWhole bool
@@ -73,6 +75,13 @@ type request struct {
 	// dialect, when not nil, writes the answer. opens is when a stream's head is
 	// sent.
 	dialect dialect
+	// rid is the client's name of it, for SGLang; id is what vLLM calls it that
+	// has no header for that.
+	rid, id string
+	// model is what the answer has as its model; empty is the engine's.
+	model string
+	// loads: the engine has no part in it, but face.admit has.
+	loads bool
 	// refused is why nothing of it is done though it could be read; only an
 	// engine with face.refusesInStream has such.
 	refused *apiError
@@ -166,7 +175,12 @@ type requestBody struct {
 		ContinuousUsageStats *bool `json:"continuous_usage_stats"`
 	} `json:"stream_options"`
 	xargs
-	Others others `json:",embed"`
+	IgnoreEOS      *bool   `json:"ignore_eos"`
+	StreamInterval *int    `json:"stream_interval"`
+	RequestID      *string `json:"request_id"`
+	LoRAPath       *string `json:"lora_path"`
+	RID            *string `json:"rid"`
+	Others         others  `json:",embed"`
 }
 
 type message struct {
@@ -187,6 +201,22 @@ func parseRequest(cfg *Config, a api, body []byte) (*request, error) {
 		return nil, err
 	}
 	r := &request{api: a, n: 1, adapter: cfg.adapter(b.Model)}
+	if cfg.sglang() {
+		// It takes any name, and echoes it.
+		if r.model = "default"; b.Model != nil {
+			r.model = *b.Model
+		}
+		if b.RID != nil {
+			r.rid = *b.RID
+		}
+		if b.LoRAPath != nil && *b.LoRAPath != "" {
+			if r.adapter = cfg.adapter(b.LoRAPath); r.adapter == "" {
+				return nil, badParameter("lora_path", "The following requested LoRA adapters are not loaded: {'%s'}", *b.LoRAPath)
+			}
+		}
+	} else if b.RequestID != nil {
+		r.id = *b.RequestID
+	}
 	var err error
 	if a == chat {
 		var text string
@@ -210,7 +240,9 @@ func parseRequest(cfg *Config, a api, body []byte) (*request, error) {
 		r.stream = *b.Stream
 	}
 	r.tokenIDs = b.ReturnTokenIDs != nil && *b.ReturnTokenIDs
-	r.salt = b.CacheSalt
+	if r.salt = b.CacheSalt; r.salt != nil && *r.salt == "" && !cfg.sglang() {
+		return nil, invalid("cache_salt", "Parameter 'cache_salt' must be a non-empty string if provided.")
+	}
 	if o := b.StreamOptions; o != nil {
 		if !r.stream {
 			return nil, badParameter("stream_options", "Stream options can only be defined when `stream=True`.")
@@ -221,23 +253,24 @@ func parseRequest(cfg *Config, a api, body []byte) (*request, error) {
 	if err := b.xargs.apply(cfg, r); err != nil {
 		return nil, err
 	}
-	if err := b.shape(r); err != nil {
+	if err := b.shape(cfg, r); err != nil {
 		return nil, err
 	}
 	name, asked := "max_tokens", b.MaxTokens
 	if a == chat && b.MaxCompletionTokens != nil {
 		name, asked = "max_completion_tokens", b.MaxCompletionTokens
 	}
+	r.endless = b.IgnoreEOS != nil && *b.IgnoreEOS
 	return r, r.limitOutput(cfg, name, asked, b.MinTokens)
 }
 
 // shape reads what the choices must look like.
-func (b *requestBody) shape(r *request) error {
-	if err := b.Others.refuse("logprobs", "top_logprobs", "prompt_logprobs", "echo", "suffix", "best_of", "use_beam_search",
-		"prompt_embeds", "return_tokens_as_token_ids", "include_stop_str_in_output", "chat_template",
-		"guided_json", "guided_regex", "guided_choice", "guided_grammar", "functions", "function_call",
-		"truncate_prompt_tokens", "stop_token_ids", "bad_words", "allowed_token_ids"); err != nil {
+func (b *requestBody) shape(cfg *Config, r *request) error {
+	if err := b.Others.check(cfg); err != nil {
 		return err
+	}
+	if b.StreamInterval != nil && (*b.StreamInterval < 1 || *b.StreamInterval > 1 && r.stream) {
+		return badParameter("stream_interval", "stream_interval must be 1, for the simulated engine has an event for each token, got %d.", *b.StreamInterval)
 	}
 	var err error
 	if r.stop, err = readStop("stop", b.Stop); err != nil {
@@ -299,7 +332,7 @@ func (r *request) limitOutput(cfg *Config, name string, asked, least *int) error
 		r.output = *asked
 	case r.api == completions:
 		r.output = min(16, left)
-	case r.call != nil || r.form != nil:
+	case r.call != nil || r.form != nil || r.endless:
 		r.output = left
 	case cfg.DefaultOutputTokens <= left:
 		r.output, r.finish = cfg.DefaultOutputTokens, "stop"
@@ -339,7 +372,7 @@ func (r *request) room(cfg *Config) (int, error) {
 }
 
 func checkModel(cfg *Config, model *string) error {
-	if model == nil || *model == "" || slices.Contains(cfg.ServedModelName, *model) || slices.Contains(cfg.LoRAModules, *model) {
+	if cfg.sglang() || model == nil || *model == "" || slices.Contains(cfg.ServedModelName, *model) || slices.Contains(cfg.LoRAModules, *model) {
 		return nil
 	}
 	return &apiError{status: http.StatusNotFound, kind: "NotFoundError", param: "model", message: fmt.Sprintf("The model `%s` does not exist. Valid aliases: %s.",
@@ -348,8 +381,18 @@ func checkModel(cfg *Config, model *string) error {
 
 // adapter returns the LoRA adapter that goes by the name of a model, if one does.
 func (c *Config) adapter(model *string) string {
-	if model != nil && slices.Contains(c.LoRAModules, *model) {
-		return *model
+	if model == nil {
+		return ""
+	}
+	name := *model
+	if c.sglang() {
+		// The adapter may stand behind the model.
+		if _, adapter, ok := strings.Cut(name, ":"); ok {
+			name = adapter
+		}
+	}
+	if slices.Contains(c.LoRAModules, name) {
+		return name
 	}
 	return ""
 }

@@ -38,6 +38,8 @@ type Server struct {
 	restart sync.Mutex
 	mu      sync.Mutex
 	process *process
+	// exchanges are those that SGLang can be asked to abort, *exchange to nothing.
+	exchanges sync.Map
 	// connections are the open ones, *conn to nothing.
 	connections sync.Map
 
@@ -174,10 +176,14 @@ func (s *Server) created() int64 {
 // nextSplit returns a seed for cutting the writes of one answer.
 func (s *Server) nextSplit() uint64 { return 1 | mix(s.cfg.Seed+uint64(s.splits.Add(1))) }
 
-// requestID returns the client's X-Request-Id or a new number.
-func requestID(r *http.Request) string {
+// requestID returns the client's X-Request-Id, what else the client calls the
+// request, or a new number.
+func requestID(r *http.Request, called string) string {
 	if id := r.Header.Get("X-Request-Id"); id != "" {
 		return id
+	}
+	if called != "" {
+		return called
 	}
 	return fmt.Sprintf("%016x", rand.Uint64())
 }

@@ -956,13 +956,7 @@ func appendTGIUsage(dst []byte, prompt, output int) []byte {
 
 // appendTGIToken appends token k as an object.
 func (c *choice) appendTGIToken(dst []byte, k int) []byte {
-	id := uint32(0)
-	if c.script == nil {
-		id = c.voice.word(k).id
-	} else if c.script[k] != "" {
-		id = uint32(tokenID(c.script[k]))
-	}
-	dst = strconv.AppendUint(append(dst, `{"id":`...), uint64(id), 10)
+	dst = c.appendID(append(dst, `{"id":`...), k)
 	dst = append(dst, `,"text":"`...)
 	dst = c.appendEscaped(dst, k)
 	dst = c.appendLogprob(append(dst, `","logprob":`...))

@@ -127,7 +127,7 @@ type rendered struct {
 // the tokens that the engine would see, without generating.
 func (s *Server) render(a api) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		id := requestID(r)
+		id := requestID(r, "")
 		s.infer(func(cfg *Config, body []byte) (*request, error) {
 			asked, err := parseRequest(cfg, a, body)
 			if err != nil {

@@ -9,7 +9,18 @@ import (
 )
 
 func vllmFace() *face {
-	return uvicorn(&face{parsers: openAIParsers(), mount: vllmRoutes, appendError: appendVLLMError})
+	return uvicorn(&face{parsers: openAIParsers(), mount: vllmRoutes, appendError: appendVLLMError, admit: admitVLLM})
+}
+
+// admitVLLM refuses a request where there are too many already.
+func admitVLLM(x *exchange) (func(), error) {
+	n, most := int64(len(x.choices)), int64(x.s.cfg.MaxNumQueuedReqs)
+	if x.s.admitted.Add(n) > most && most > 0 {
+		x.s.admitted.Add(-n)
+		return nil, &apiError{status: http.StatusServiceUnavailable, kind: "Service Unavailable",
+			message: "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."}
+	}
+	return func() { x.s.admitted.Add(-n) }, nil
 }
 
 // versioned reports whether a path is one that asks for the key.
@@ -52,18 +63,24 @@ func parseAs(a api, parse func(*Config, api, []byte) (*request, error)) parser {
 
 // vllmRoutes adds vLLM's own paths.
 func vllmRoutes(s *Server, on route) {
-	openAIRoutes(s, on)
+	sharedRoutes(s, on)
+	on("POST", "/v1/chat/completions/render", s.render(chat))
+	on("POST", "/v1/completions/render", s.render(completions))
+	on("GET", "/version", func(w http.ResponseWriter, _ *http.Request) {
+		writeJSON(w, http.StatusOK, []byte(`{"version":"`+version+`"}`))
+	})
+	on("GET", "/load", func(w http.ResponseWriter, _ *http.Request) {
+		writeJSON(w, http.StatusOK, fmt.Appendf(nil, `{"server_load":%d}`, s.Running()))
+	})
 	on("GET", "/server_info", s.info)
 	on("GET", "/kv_event_sources", s.eventSources)
 	on("POST", "/reset_prefix_cache", s.resetCache)
 }
 
-// openAIRoutes adds what vLLM and SGLang both have.
-func openAIRoutes(s *Server, on route) {
+// sharedRoutes adds what vLLM and SGLang both have.
+func sharedRoutes(s *Server, on route) {
 	on("POST", "/tokenize", s.infer(s.tokenize))
 	on("POST", "/detokenize", s.infer(s.detokenize))
-	on("POST", "/v1/chat/completions/render", s.render(chat))
-	on("POST", "/v1/completions/render", s.render(completions))
 	on("POST", "/v1/audio/transcriptions", s.speech(transcription))
 	on("POST", "/v1/audio/translations", s.speech(translation))
 	on("GET", "/v1/responses/{id}", getResponse)
@@ -71,12 +88,6 @@ func openAIRoutes(s *Server, on route) {
 	on("GET", "/v1/models", s.models)
 	on("GET", "/health", s.healthy(func(http.ResponseWriter, *http.Request) {}))
 	on("GET", "/ping", s.healthy(func(http.ResponseWriter, *http.Request) {}), "POST")
-	on("GET", "/version", func(w http.ResponseWriter, _ *http.Request) {
-		writeJSON(w, http.StatusOK, []byte(`{"version":"`+version+`"}`))
-	})
-	on("GET", "/load", func(w http.ResponseWriter, _ *http.Request) {
-		writeJSON(w, http.StatusOK, fmt.Appendf(nil, `{"server_load":%d}`, s.Running()))
-	})
 	on("GET", "/metrics", s.telling(s.metricsPage))
 }
 

@@ -1,7 +1,9 @@
 package simulator
 
 import (
+	"bytes"
 	"encoding/json"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -77,6 +79,71 @@ func TestWorkload(t *testing.T) {
 				t.Errorf("%s, request %d: %d tokens were cached, %d are shared", w.Name, i, a.Usage.Details.Cached, cached)
 			}
 			served = append(served, append(prompt, said[:len(said)-1]...))
+		}
+	}
+}
+
+// A text that is read from a file has as many tokens as this model has of it.
+func TestWorkloadOfTexts(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	pieces := []string{"a", "Z", "7", " ", "\n", "\t", ".", "_", "-", "\x00", "\x7f", "é", "日", "🙂", "\u2028", "word", "internationalisation", "\\", "\"", "<|", "\u00ad", "ß"}
+	var list []map[string]any
+	var want []int
+	for range 2000 {
+		var b strings.Builder
+		for range 1 + r.IntN(40) {
+			b.WriteString(pieces[r.IntN(len(pieces))])
+		}
+		text := b.String()
+		list = append(list, map[string]any{"conversations": []map[string]string{{"from": "human", "value": text}, {"from": "gpt", "value": "x"}}})
+		want = append(want, countTokens(text))
+	}
+	text, err := json.Marshal(list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := workload.ReadOptions{Rate: 1}.Parse(bytes.NewReader(text), "texts")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(w.Requests) != len(want) {
+		t.Fatalf("%d requests of %d", len(w.Requests), len(want))
+	}
+	// All begin anew, so that they are in the order of the file.
+	for i, r := range w.Requests {
+		if r.Parts[0].Tokens != want[i] {
+			t.Errorf("%s: %d tokens are read, %d are counted", list[i], r.Parts[0].Tokens, want[i])
+		}
+	}
+}
+
+// Whoever's API an engine has, it takes the bodies, counts the same tokens and says as
+// many as it is asked to.
+func TestWorkloadOfEngines(t *testing.T) {
+	for _, engine := range engines {
+		s, c := start(t, Config{ZeroLatency: true, Engine: engine, EnablePromptTokensDetails: true}), client(t)
+		for _, name := range []string{"system-prompts", "chat", "agents"} {
+			w, err := workload.Generate(workload.Options{Name: name, Seed: 7, Requests: 20, Rate: 50, Output: 20})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := range w.Requests {
+				r := &w.Requests[i]
+				res := post(t, c, s, r.Path(), string(workload.AppendBody(nil, r, workload.BodyOptions{Model: "sim", Index: i, Exact: true, Say: true})))
+				text := readAll(t, res)
+				var a struct {
+					Usage struct {
+						Prompt     int `json:"prompt_tokens"`
+						Completion int `json:"completion_tokens"`
+					} `json:"usage"`
+				}
+				if err := json.Unmarshal(text, &a); err != nil || res.StatusCode != 200 {
+					t.Fatalf("%s, %s, request %d: %s", engine, name, i, text)
+				}
+				if a.Usage.Prompt != r.Input() || a.Usage.Completion != r.Output {
+					t.Fatalf("%s, %s, request %d: %+v, want %d and %d", engine, name, i, a.Usage, r.Input(), r.Output)
+				}
+			}
 		}
 	}
 }

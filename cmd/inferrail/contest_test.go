@@ -93,6 +93,18 @@ func TestContest(t *testing.T) {
 	}
 }
 
+// A contest may be about admission: requests that are refused are told apart from those
+// that fail, and are not good.
+func TestContestWithAdmission(t *testing.T) {
+	c := contest(t, "w6", 100, 60, 1, "cost_model")
+	c.Simulated = simulator.Config{PrefillA: 60, PrefillD: 5000, TimePerOutputToken: 200 * time.Microsecond}
+	c.Routing, c.Budget = "admission: {mode: absolute}", 300*time.Millisecond
+	s := runContest(t, c).Runs[0]
+	if s.Refused == 0 || s.Failed != 0 || s.Failures[workload.Refused] != s.Refused || s.Replicas[0] != s.Requests-s.Refused || s.Good > float64(s.Requests-s.Refused)/float64(s.Requests) {
+		t.Errorf("%+v", s)
+	}
+}
+
 // What cannot be run is an error that says what to do.
 func TestContestFailure(t *testing.T) {
 	f := func(change func(*bench.Contest), want string) {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"github.com/inferrail/inferrail/simulator"
 	"github.com/inferrail/inferrail/simulator/virtual"
 	"github.com/inferrail/inferrail/simulator/workload"
 )
@@ -36,7 +37,7 @@ type commands struct {
 	Agent    agentCommand    `cmd:"" help:"Route requests to engines: the node agent."`
 	Explain  explainCommand  `cmd:"" help:"Tell where a request would go now, and why."`
 	Check    checkCommand    `cmd:"" help:"Tell what is wrong with a configuration file."`
-	Sim      simCommand      `cmd:"" help:"Be an engine: a simulated vLLM or SGLang."`
+	Sim      simCommand      `cmd:"" help:"Be an engine: a simulated vLLM, SGLang, TGI, llama.cpp or Ollama."`
 	Simulate simulateCommand `cmd:"" help:"Serve a trace in virtual time under each policy: what would it have been?"`
 	Bench    benchCommand    `cmd:"" help:"Measure inferrail beside others."`
 	Demo     demoCommand     `cmd:"" help:"See it choose: sessions over simulated engines of which one becomes slow. Needs no GPU, and under a minute."`
@@ -99,7 +100,8 @@ func newParser(c *commands, e *env) *kong.Kong {
 		kong.Description("Routes OpenAI traffic to self-hosted LLM engines; the kernel streams the answers."),
 		kong.Writers(e.stdout, e.stderr),
 		kong.Exit(func(code int) { panic(exit(code)) }),
-		kong.Vars{"workloads": strings.Join(workload.Names(), ", "), "policies": strings.Join(virtual.UsualPolicies(), ", ")},
+		kong.Vars{"workloads": strings.Join(workload.Names(), ", "), "policies": strings.Join(virtual.UsualPolicies(), ", "),
+			"profiles": strings.Join(simulator.Profiles(), ", ")},
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
 		kong.BindTo(context.Background(), (*context.Context)(nil)),
 		kong.Bind(e))

@@ -13,6 +13,27 @@ import (
 
 type simCommand struct{ simulator.Config }
 
+// Help is what its --help says beside the flags.
+func (*simCommand) Help() string {
+	return `It speaks as the engine does: routes, errors, pages of metrics, counts of cached
+tokens, and KV cache events of vLLM and SGLang. It takes time as the engine would and
+says words that mean nothing, the same ones to the same prompt.
+
+  inferrail sim --port 8001
+  inferrail sim --engine sglang --block-size 1 --kv-events-endpoint tcp://127.0.0.1:5557
+  inferrail sim --engine tgi --fault-throttle 4 --fault-after-ms 30000 --fault-for-ms 60000
+
+While it runs, whatever the engine:
+
+  GET  /sim/stats     requests, tokens, hits, preemptions and blocks, as JSON
+  GET  /sim/faults    its faults; POST replaces them, PATCH changes some:
+                      curl -X PATCH -d '{"throttle":4}' localhost:8001/sim/faults
+  POST /sim/restart   as if its process had died and been started again
+  POST /sim/raw       a body of bytes that can be foretold
+
+A request has faults of its own as "vllm_xargs":{"sim":{"break":"rst","break_after":3}}.`
+}
+
 // Run serves until the first signal.
 func (c *simCommand) Run(ctx context.Context, e *env) error {
 	server, err := simulator.Start(c.Config)

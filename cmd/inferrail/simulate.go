@@ -27,7 +27,9 @@ type simulateCommand struct {
 	Replicas int      `name:"replicas" default:"8" help:"Engines, unless --profile counts them."`
 	Policy   []string `name:"policy" placeholder:"NAME" help:"Policy to compare, repeatable, maybe with weights (cost_model:own_work=2). Default: all of ${policies}."`
 	Engine   string   `name:"engine" enum:"vllm,sglang,tgi,llamacpp,ollama" default:"vllm" help:"Whose cache and batching engines have: vllm, sglang, tgi, llamacpp or ollama."`
-	Profile  []string `name:"profile" placeholder:"NAME[=N]" help:"GPU and model of the engines; repeatable with how many there are of each (h100-llama-8b=4)."`
+	Profile  []string `name:"profile" placeholder:"NAME[=N]" help:"GPU and model of the engines (${profiles}); repeatable with how many there are of each (h100-llama-8b=4). Default: h100-llama-8b."`
+
+	TraceModel string `name:"trace-model" placeholder:"NAME" help:"Whose requests of a decision log, where it has those of several models."`
 
 	Blocks    int `name:"blocks" default:"0" help:"Blocks of each engine's KV cache; 0 is as many as the profile has room for."`
 	BlockSize int `name:"block-size" default:"0" help:"Tokens of a block; 0 is what the trace tells of, or else what the profile has."`
@@ -251,7 +253,7 @@ func (c *simulateCommand) requests(p *virtual.Plan) error {
 		}
 		return nil
 	}
-	options := workload.ReadOptions{Rate: c.Rate, Seed: c.Seed[0]}
+	options := workload.ReadOptions{Rate: c.Rate, Seed: c.Seed[0], Model: c.TraceModel}
 	w, err := options.Read(c.Trace)
 	if err != nil {
 		return err
@@ -291,12 +293,12 @@ func (c *simulateCommand) engines(p *virtual.Plan) error {
 		} else if len(profiles) > 1 {
 			return fmt.Errorf("--profile %s: of several profiles each says how many there are, like %s=4", spec, spec)
 		}
-		cfg, size, blocks, err := profileOf(name)
+		cfg := simulator.Config{Engine: c.Engine, Profile: name}
+		usual, err := cfg.Completed()
 		if err != nil {
-			return err
+			return fmt.Errorf("--profile %s: %w", spec, err)
 		}
-		cfg.Engine = c.Engine
-		tokens := size * blocks
+		size, tokens := usual.BlockSize, usual.BlockSize*usual.NumGPUBlocks
 		switch {
 		case c.BlockSize > 0:
 			size = c.BlockSize
@@ -324,16 +326,8 @@ func (c *simulateCommand) engines(p *virtual.Plan) error {
 	return nil
 }
 
-const defaultProfile = "reference"
-
-// profileOf is how the engines of a profile are set up, how large their blocks are, and
-// how many they have.
-func profileOf(name string) (cfg simulator.Config, size, blocks int, err error) {
-	if name != defaultProfile {
-		return cfg, 0, 0, fmt.Errorf("--profile: there is no %q; there is %s", name, defaultProfile)
-	}
-	return simulator.Config{PrefillA: 60, PrefillB: 0.001, PrefillD: 5000, TimePerOutputToken: 20 * time.Millisecond, MaxNumSeqs: 4096}, 512, 4001, nil
-}
+// defaultProfile is a common GPU with a common model.
+const defaultProfile = "h100-llama-8b"
 
 // parseThrottle reads ENGINE:FACTOR:FROM:UNTIL, of which there are at most so many parts.
 func parseThrottle(spec string, parts, engines int) (t workload.Throttle, err error) {

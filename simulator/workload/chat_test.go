@@ -62,3 +62,41 @@ func TestWords(t *testing.T) {
 		t.Errorf("%d of 100,000 words are the same", same)
 	}
 }
+
+// Two prompts have those tokens in common that their leading equal parts have, and
+// hardly more: what stands before the next part, which is most where it is a list of
+// tools, and a word by chance.
+func TestPromptsShareParts(t *testing.T) {
+	for _, name := range Names() {
+		w := generated(t, Options{Name: name, Seed: 9, Requests: 60, Rate: 20})
+		prompts := make([][]uint32, len(w.Requests))
+		for i := range w.Requests {
+			prompts[i] = w.Requests[i].AppendPrompt(nil)
+		}
+		for i := range w.Requests {
+			for k := range i {
+				a, b := &w.Requests[i], &w.Requests[k]
+				n := 0
+				for n < min(len(a.Parts), len(b.Parts)) && a.Parts[n] == b.Parts[n] {
+					n++
+				}
+				// A last part that one goes on behind may be followed by calls in one alone.
+				shared, calls := 0, 0
+				for p := range n {
+					calls = a.calls(p) + b.calls(p)
+					shared += a.Parts[p].Tokens + a.overhead(p) - a.calls(p)*callCount
+					if p < n-1 {
+						shared += a.calls(p) * callCount
+					}
+				}
+				common := 0
+				for common < min(len(prompts[i]), len(prompts[k])) && prompts[i][common] == prompts[k][common] {
+					common++
+				}
+				if common < shared || common > shared+calls*callCount+len(toolsTokens)+toolBeforeCount+2 {
+					t.Fatalf("%s: requests %d and %d share %d parts of %d tokens, and %d tokens are the same", name, k, i, n, shared, common)
+				}
+			}
+		}
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,6 +18,7 @@ import (
 type decisionLine struct {
 	Model        string          `json:"model"`
 	PromptTokens int             `json:"prompt_tokens"`
+	Exact        bool            `json:"exact"`
 	Prompt       *decisionPrompt `json:"prompt"`
 	Outcome      struct {
 		PromptTokens int `json:"prompt_tokens"`
@@ -26,92 +28,138 @@ type decisionLine struct {
 
 // decisionPrompt mirrors proxy.PromptHashes.
 type decisionPrompt struct {
-	Arrived time.Time `json:"arrived"`
-	Session string    `json:"session"`
-	Every   int       `json:"every"`
-	Hashes  []string  `json:"hashes"`
+	Arrived time.Time    `json:"arrived"`
+	Session string       `json:"session"`
+	Every   int          `json:"every"`
+	Hashes  []prefixHash `json:"hashes"`
 }
 
-var errNoHashes = errors.New("the decision has no hashes of its prompt; the agent writes them with decisions.prompts: hashes")
+// prefixHash mirrors proxy.PrefixHash.
+type prefixHash uint64
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (h *prefixHash) UnmarshalText(text []byte) error {
+	n, err := strconv.ParseUint(string(text), 16, 64)
+	if err != nil {
+		return fmt.Errorf("the hash %q is no number of 16 hexadecimal digits", text)
+	}
+	*h = prefixHash(n)
+	return nil
+}
 
 // readDecisions reads an agent's decision log: the requests for one model, which is
 // that of the options, or the only one that there is. What a prompt has behind the
 // last of its hashes is taken to be shared with none. Requests without a prompt are
-// left out.
+// left out, as are decisions that were written without hashes.
+//
+// Of prompts that the agent has not followed exactly it has estimated the tokens, and so
+// those between hashes. The engines have counted them: by how much they have more or
+// fewer altogether, those between all hashes have too. It must be the same for all, for
+// what is shared has one length.
 func (o ReadOptions) readDecisions(r *bufio.Reader) (*Workload, error) {
-	w := &Workload{}
-	var times []time.Time
-	sessions := map[string]int{"": 0}
+	var list []decisionLine
 	models := map[string]int{}
+	estimated, counted, bare := 0, 0, 0
 	err := lines(r, func(line []byte) error {
 		var d decisionLine
 		if err := json.Unmarshal(line, &d); err != nil {
 			return err
 		}
 		if d.Prompt == nil {
-			return errNoHashes
+			bare++ // from before hashes were asked for
+			return nil
+		}
+		if err := d.check(); err != nil {
+			return err
 		}
 		models[d.Model]++
 		if o.Model != "" && o.Model != d.Model {
 			return nil
 		}
-		q, err := d.request(uint64(len(w.Requests)))
-		if err != nil || len(q.Parts) == 0 {
-			return err
+		list = append(list, d)
+		if !d.Exact && d.PromptTokens > 0 && d.Outcome.PromptTokens > 0 {
+			estimated, counted = estimated+d.PromptTokens, counted+d.Outcome.PromptTokens
 		}
-		w.Block = max(w.Block, d.Prompt.Every)
-		if _, ok := sessions[d.Prompt.Session]; !ok {
-			sessions[d.Prompt.Session] = len(sessions)
-		}
-		q.Session = sessions[d.Prompt.Session]
-		w.Requests, times = append(w.Requests, q), append(times, d.Prompt.Arrived)
 		return nil
 	})
 	if err != nil {
 		return nil, err
+	}
+	if len(models) == 0 && bare > 0 {
+		return nil, errNoHashes
 	}
 	if o.Model == "" && len(models) > 1 || o.Model != "" && models[o.Model] == 0 {
 		var list []string
 		for _, m := range slices.Sorted(maps.Keys(models)) {
 			list = append(list, fmt.Sprintf("%q (%d requests)", m, models[m]))
 		}
-		return nil, fmt.Errorf("a workload is of one model; say which of these: %s", strings.Join(list, ", "))
+		return nil, fmt.Errorf("a workload is of one model; say with --trace-model which of these: %s", strings.Join(list, ", "))
+	}
+	ratio := 1.0
+	if estimated > 0 {
+		ratio = float64(counted) / float64(estimated)
+	}
+	w := &Workload{}
+	var times []time.Time
+	sessions := map[string]int{"": 0}
+	for i := range list {
+		d := &list[i]
+		by := 1.0
+		if !d.Exact {
+			by = ratio
+		}
+		q := d.request(uint64(len(times)), by)
+		if len(q.Parts) == 0 {
+			continue
+		}
+		if q.Parts[0].ID < restParts {
+			w.Block = max(w.Block, q.Parts[0].Tokens)
+		}
+		if _, ok := sessions[d.Prompt.Session]; !ok {
+			sessions[d.Prompt.Session] = len(sessions)
+		}
+		q.Session = sessions[d.Prompt.Session]
+		w.Requests, times = append(w.Requests, q), append(times, d.Prompt.Arrived)
 	}
 	return w, w.schedule(times)
+}
+
+var errNoHashes = errors.New("none of the decisions has hashes of its prompt; the agent writes them with decisions.prompts: hashes")
+
+func (d *decisionLine) check() error {
+	for _, tokens := range []int{d.PromptTokens, d.Outcome.PromptTokens, d.Outcome.OutputTokens} {
+		if tokens < 0 || tokens > mostTokens {
+			return fmt.Errorf("a prompt or answer has %d tokens, and may have up to %d", tokens, mostTokens)
+		}
+	}
+	if p := d.Prompt; len(p.Hashes) > 0 && (p.Every < 1 || p.Every > mostTokens) {
+		return fmt.Errorf("prompt.every is %d, and says how many tokens each hash stands for", p.Every)
+	}
+	return nil
 }
 
 // restParts is from where on the numbers of parts are of which nothing is known to be
 // shared.
 const restParts = 1 << 62
 
-func (d *decisionLine) request(index uint64) (Request, error) {
-	p := d.Prompt
-	tokens := d.PromptTokens
-	if d.Outcome.PromptTokens > 0 {
-		tokens = d.Outcome.PromptTokens // which the engine has counted
-	}
-	switch {
-	case tokens < 0 || tokens > mostTokens:
-		return Request{}, fmt.Errorf("the prompt has %d tokens, and may have up to %d", tokens, mostTokens)
-	case d.Outcome.OutputTokens < 0 || d.Outcome.OutputTokens > mostTokens:
-		return Request{}, fmt.Errorf("the answer has %d tokens, and may have up to %d", d.Outcome.OutputTokens, mostTokens)
-	case len(p.Hashes) > 0 && (p.Every < 1 || p.Every > mostTokens):
-		return Request{}, fmt.Errorf("prompt.every is %d, and says how many tokens each hash stands for", p.Every)
+// request is the decision's, whose estimates are wrong by a ratio.
+func (d *decisionLine) request(index uint64, ratio float64) Request {
+	scaled := func(tokens int) int { return min(max(int(math.Round(float64(tokens)*ratio)), 1), mostTokens) }
+	tokens := d.Outcome.PromptTokens // which the engine has counted
+	if tokens == 0 && d.PromptTokens > 0 {
+		tokens = scaled(d.PromptTokens)
 	}
 	q := Request{Output: max(d.Outcome.OutputTokens, 1)}
-	for _, text := range p.Hashes {
-		h, err := strconv.ParseUint(text, 16, 64)
-		if err != nil {
-			return Request{}, fmt.Errorf("the hash %q is no number of 16 hexadecimal digits", text)
-		}
-		if tokens < p.Every {
+	for _, h := range d.Prompt.Hashes {
+		every := scaled(d.Prompt.Every)
+		if tokens < every {
 			break
 		}
-		tokens -= p.Every
-		q.Parts = append(q.Parts, Part{ID: h % restParts, Tokens: p.Every})
+		tokens -= every
+		q.Parts = append(q.Parts, Part{ID: uint64(h) % restParts, Tokens: every})
 	}
 	if tokens > 0 {
 		q.Parts = append(q.Parts, Part{ID: restParts + index, Tokens: tokens})
 	}
-	return q, nil
+	return q
 }

@@ -80,10 +80,11 @@ func TestParse(t *testing.T) {
 	f(`{"conversations":[{"from":"human","value":"Hello"},{"from":"gpt","value":"Yes?"}]}`+"\n", "")
 	const decision = `{"model":"m","prompt_tokens":1200,"prompt":{"arrived":"2026-01-02T03:04:05Z","session":"ab","every":512,"hashes":["00000000000000ff","ffffffffffffffff"]},"outcome":{"output_tokens":7,"prompt_tokens":null}}` + "\n"
 	f(decision, "")
-	f(decision+strings.Replace(decision, `"m"`, `"other"`, 1), `a workload is of one model; say which of these: "m" (1 requests), "other" (1 requests)`)
+	f(decision+strings.Replace(decision, `"m"`, `"other"`, 1), `a workload is of one model; say with --trace-model which of these: "m" (1 requests), "other" (1 requests)`)
 	f(strings.Replace(decision, "00ff", "00fg", 1), `line 1: the hash "00000000000000fg" is no number`)
 	f(strings.Replace(decision, `"every":512`, `"every":0`, 1), "line 1: prompt.every is 0")
-	f(`{"model":"m","prompt_tokens":1200,"outcome":{}}`, "line 1: the decision has no hashes")
+	f(`{"model":"m","prompt_tokens":1200,"outcome":{}}`, "none of the decisions has hashes")
+	f(`{"model":"m","prompt_tokens":1200,"outcome":{}}`+"\n"+decision, "")
 	f("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n", "")
 	f("TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.009930+00:00,2162,5\n", "")
 	f("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808\n", "line 2")
@@ -166,7 +167,7 @@ func TestReadShareGPT(t *testing.T) {
 
 func TestReadDecisions(t *testing.T) {
 	line := func(second, session, tokens, told, output string, hashes ...string) string {
-		return `{"time":"2026-01-02T03:04:09Z","model":"m","prompt_tokens":` + tokens + `,"prompt":{"arrived":"2026-01-02T03:04:` + second + `Z","session":"` + session +
+		return `{"time":"2026-01-02T03:04:09Z","model":"m","exact":true,"prompt_tokens":` + tokens + `,"prompt":{"arrived":"2026-01-02T03:04:` + second + `Z","session":"` + session +
 			`","every":512,"hashes":["` + strings.Join(hashes, `","`) + `"]},"outcome":{"output_tokens":` + output + `,"prompt_tokens":` + told + "}}\n"
 	}
 	text := line("07.5", "b", "1100", "null", "20", "000000000000000a", "ffffffffffffff0b") +
@@ -202,12 +203,25 @@ func TestReadDecisions(t *testing.T) {
 		t.Errorf("%+v", w.Requests)
 	}
 
+	// An agent without the tokenizer takes four bytes for a token; here it is three. Of
+	// one answer the engine has not told.
+	rough := strings.ReplaceAll(line("05", "a", "1200", "1600", "5", "0a", "0b")+line("06", "b", "600", "800", "5", "0a")+line("07", "b", "900", "null", "5", "0a"),
+		`"model":"m",`, `"model":"m","exact":false,`)
+	rough = strings.ReplaceAll(rough, `"exact":true,`, "")
+	w, err = ReadOptions{}.Parse(strings.NewReader(rough), "f")
+	if err != nil || len(w.Requests) != 3 || w.Block != 683 {
+		t.Fatalf("%v: %+v", err, w)
+	}
+	f(0, 0, 1, 0, 5, 683, 683, 234)
+	f(1, time.Second, 2, 0, 5, 683, 117)
+	f(2, 2*time.Second, 2, 1, 5, 683, 517)
+
 	several := strings.Replace(text, `"m"`, `"other"`, 1)
 	w, err = ReadOptions{Model: "m"}.Parse(strings.NewReader(several), "f")
 	if err != nil || len(w.Requests) != 3 || w.Requests[0].Session != 1 {
 		t.Errorf("%v: %+v", err, w)
 	}
-	if _, err := (ReadOptions{Model: "none"}).Parse(strings.NewReader(several), "f"); err == nil || !strings.Contains(err.Error(), `say which of these: "m" (4 requests), "other" (1 requests)`) {
+	if _, err := (ReadOptions{Model: "none"}).Parse(strings.NewReader(several), "f"); err == nil || !strings.Contains(err.Error(), `say with --trace-model which of these: "m" (4 requests), "other" (1 requests)`) {
 		t.Error(err)
 	}
 }
