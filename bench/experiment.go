@@ -42,13 +42,12 @@ const seeds = " --seed 1,2,3"
 // and caches of 4,000 blocks of 512 tokens.
 const reference = " --replicas 8 --profile reference --blocks 4000"
 
-// gpu are engines with the cache of a GPU of 80 GB that serves a model of 8B, mixed is a
-// fleet of which half are four times as slow, and small have a cache like those of DIO's
-// experiments.
+// gpu are engines as on an H100 with Llama-3.1-8B, mixed is a fleet of two kinds of GPU,
+// and small are engines as DIO's experiments had them.
 const (
-	gpu   = " --profile reference --block-size 16 --blocks 28000"
-	mixed = gpu + " --replicas 8 --slow 4:4,5:4,6:4,7:4"
-	small = " --profile reference --block-size 16 --blocks 4000"
+	gpu   = " --profile h100-llama-8b"
+	mixed = " --profile h100-llama-8b=4,l4-llama-8b=4"
+	small = " --profile t4-qwen-3b"
 )
 
 // plan is the evaluation, in the order in which it runs and is reported.
@@ -74,28 +73,35 @@ var plan = []group{
 			{name: "conversation-x2.4", title: "2.4x", args: "simulate --trace TRACES/mooncake_conversation_trace.jsonl --speed 2.4" + reference + few},
 			{name: "conversation-x3", title: "3x", args: "simulate --trace TRACES/mooncake_conversation_trace.jsonl --speed 3" + reference + few},
 		}},
-	{id: "azure", title: "Traces without prefixes",
-		about: "Traffic of Azure, in which nothing is known to be shared: only balance counts.",
+	{id: "gpus", title: "Traces before engines like real ones",
+		about: "Engines that batch, prefill in chunks and disturb decoding with it, with the speed and the cache of an H100 that serves Llama-3.1-8B. " +
+			"The traces of Azure have no prefixes: nothing is shared in them, and only balance counts.",
 		experiments: []experiment{
-			{name: "azure-conversation", title: "Azure conversation at 6x", args: "simulate --trace TRACES/azure2023_conv.csv --speed 6 --replicas 4" + gpu},
-			{name: "azure-code", title: "Azure code at 4x", args: "simulate --trace TRACES/azure2023_code.csv --speed 4 --replicas 4" + gpu},
+			{name: "conversation-h100", title: "Mooncake conversation, 4 x H100", charts: []string{"ttft"},
+				args: "simulate --trace TRACES/mooncake_conversation_trace.jsonl --replicas 4" + gpu},
+			{name: "synthetic-h100", title: "Mooncake synthetic, 4 x H100",
+				args: "simulate --trace TRACES/mooncake_synthetic_trace.jsonl --replicas 4" + gpu},
+			{name: "azure-conversation", title: "Azure conversation at 10x, 4 x H100",
+				args: "simulate --trace TRACES/azure2023_conv.csv --speed 10 --replicas 4" + gpu},
+			{name: "azure-code", title: "Azure code at 8x, 4 x H100",
+				args: "simulate --trace TRACES/azure2023_code.csv --speed 8 --replicas 4" + gpu},
 		}},
 	{id: "workloads", title: "Workloads",
-		about: "Drawn traffic of six kinds, three seeds each; the rows are medians. " +
+		about: "Drawn traffic of six kinds before eight H100 with Llama-3.1-8B, three seeds each; the rows are medians. " +
 			"W1: questions behind shared system prompts. W2: chats of several turns. W3: agents with tools and growing contexts. " +
 			"W4: questions about popular documents. W5: bursts, and an engine that becomes slow in the middle. W6: nothing shared.",
 		experiments: []experiment{
-			{name: "w1", title: "W1 shared system prompts", charts: []string{"ttft"}, args: "simulate --workload w1 --rate 160 --requests 4000" + gpu + " --replicas 8" + seeds},
-			{name: "w2", title: "W2 chats", args: "simulate --workload w2 --rate 75 --requests 4000" + gpu + " --replicas 8" + seeds},
-			{name: "w3", title: "W3 agents", charts: []string{"ttft"}, args: "simulate --workload w3 --rate 20 --requests 4000" + gpu + " --replicas 8" + seeds},
-			{name: "w4", title: "W4 documents", args: "simulate --workload w4 --rate 25 --requests 4000" + gpu + " --replicas 8" + seeds},
-			{name: "w5", title: "W5 bursts and a slow engine", charts: []string{"time"}, args: "simulate --workload w5 --rate 60 --requests 4000" + gpu + " --replicas 8" + seeds},
-			{name: "w6", title: "W6 nothing shared", args: "simulate --workload w6 --rate 65 --requests 4000" + gpu + " --replicas 8" + seeds},
+			{name: "w1", title: "W1 shared system prompts", charts: []string{"ttft"}, args: "simulate --workload w1 --rate 300 --requests 4000" + gpu + " --replicas 8" + seeds},
+			{name: "w2", title: "W2 chats", args: "simulate --workload w2 --rate 120 --requests 4000" + gpu + " --replicas 8" + seeds},
+			{name: "w3", title: "W3 agents", charts: []string{"ttft"}, args: "simulate --workload w3 --rate 30 --requests 4000" + gpu + " --replicas 8" + seeds},
+			{name: "w4", title: "W4 documents", args: "simulate --workload w4 --rate 35 --requests 4000" + gpu + " --replicas 8" + seeds},
+			{name: "w5", title: "W5 bursts and a slow engine", charts: []string{"time"}, args: "simulate --workload w5 --rate 100 --requests 4000" + gpu + " --replicas 8" + seeds},
+			{name: "w6", title: "W6 nothing shared", args: "simulate --workload w6 --rate 90 --requests 4000" + gpu + " --replicas 8" + seeds},
 		}},
 	{id: "fleets", title: "Other fleets",
 		about: "What real fleets have: engines of different speed, several agents that do not know of one another, and caches that nobody tells of.",
 		experiments: []experiment{
-			{name: "mixed", title: "W2, half of the engines four times slower", charts: []string{"ttft", "replicas"}, args: "simulate --workload w2 --rate 30 --requests 4000" + mixed + seeds},
+			{name: "mixed", title: "W2 on 4 x H100 and 4 x L4", charts: []string{"ttft", "replicas"}, args: "simulate --workload w2 --rate 25 --requests 4000" + mixed + seeds},
 			{name: "agents", title: "Mooncake conversation through 4 agents", args: "simulate --trace TRACES/mooncake_conversation_trace.jsonl --agents 4" + reference},
 			{name: "no-events", title: "Mooncake conversation without KV events", args: "simulate --trace TRACES/mooncake_conversation_trace.jsonl --no-events" + reference},
 		}},
@@ -111,9 +117,9 @@ var plan = []group{
 	{id: "admission", title: "Admission under a tight limit",
 		about: "The same load under each way to decide which requests are taken. Absolute trusts the prediction, empirical what was observed, rank_only takes all.",
 		experiments: []experiment{
-			{name: "admission-rank", title: "rank_only", args: "simulate --workload dio-matched --rate 3 --replicas 2" + small + " --admission rank_only --budget 700ms" + seeds + few},
-			{name: "admission-empirical", title: "empirical", args: "simulate --workload dio-matched --rate 3 --replicas 2" + small + " --admission empirical --budget 700ms" + seeds + few},
-			{name: "admission-absolute", title: "absolute", args: "simulate --workload dio-matched --rate 3 --replicas 2" + small + " --admission absolute --budget 700ms" + seeds + few},
+			{name: "admission-rank", title: "rank_only", args: "simulate --workload dio-matched --rate 30 --replicas 2" + small + " --admission rank_only --budget 300ms" + seeds + few},
+			{name: "admission-empirical", title: "empirical", args: "simulate --workload dio-matched --rate 30 --replicas 2" + small + " --admission empirical --budget 300ms" + seeds + few},
+			{name: "admission-absolute", title: "absolute", args: "simulate --workload dio-matched --rate 30 --replicas 2" + small + " --admission absolute --budget 300ms" + seeds + few},
 		}},
 	{id: "capacity", title: "Capacity",
 		about: "The highest rate at which 99 of 100 requests have their first token in 2 s and each further one in 100 ms, and how many replicas each policy needs for what round_robin serves with 8.",

@@ -29,7 +29,7 @@ func TestReport(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	only := "traces,rates,azure,workloads,fleets,dio,admission,capacity,http-w1"
+	only := "traces,rates,gpus,workloads,fleets,dio,admission,capacity,http-w1"
 	p := start(t, "bench", "report", "--tiny", "--traces", traces, "--only", only, "-o", out)
 	select {
 	case status := <-p.status:
