@@ -114,8 +114,8 @@ const overloadFree = 8
 // Where nothing is shared, too (TestReplayNothingShared, and others like it): in fleets of
 // one kind nothing is more than least_request has, whose median is 1.50, 99th percentile
 // 1.46 and mean 1.95 times as much in 24 scenes. The crowd takes 5 % off the median and 6 %
-// off the mean, so that lmetric, which keeps large prompts apart from small ones as well,
-// has no less any more: 0.98, 1.18 and 1.07 times as much.
+// off the mean. lmetric, which keeps large prompts apart from small ones as well, has 0.98,
+// 1.18 and 1.07 times as much.
 //
 // In fleets of several kinds least_request has 1.4, 5.1 and 4.3 times as much, but a median
 // of 0.25 to 0.93 times in 9 of 48 scenes, where some are 4 to 12 times as fast and hardly
@@ -124,16 +124,16 @@ const overloadFree = 8
 // to the power of 0.5, 0.75 and 1, makes medians 1.08, 1.13 and 0.98, the 99th percentiles
 // 1.20, 1.45 and 2.01, and the means 1.14, 1.29 and 1.48 times as much.
 //
-// Of the recorded conversations (8 replicas) the mean is 1.17 times the bound's, and 1.23 at
-// 1.8 times their speed; 1.12 and 1.20 of the synthetic trace. More is not to be had by
-// choosing alone: of 150 other weights, and of forms that reserve idle replicas, keep large
-// prompts to some, or count prompts that a replica was sent lately, none has less than
-// 1.14 and 1.19. All caches together have 99 % of what one as large as all would find, and
-// what is found at the replica that is chosen is 88 to 97 % of that: own work 4 makes it 96
-// and 93 % of the conversations', at means of 1.19 and 1.26. To know the next 20 requests would make
-// it 1.08 and 1.11. So would, nearly, another order: where replicas begin with the shortest
-// prefill of those that wait, it is 1.13 and 1.16 (synthetic 1.12 and 1.16), and as much if
-// the agent holds requests back until a replica is free.
+// Of the recorded conversations (8 replicas) the mean is 1.17 times what it would be if all
+// replicas held all, and 1.23 at 1.8 times their speed; 1.12 and 1.20 of the synthetic
+// trace. By choosing alone no more was found: of 150 other weights, and of forms that reserve
+// idle replicas, keep large prompts to some, or count what a replica was sent lately, none
+// has less than 1.14 and 1.19. All caches together have 99 % of what one as large as all
+// would find, and what is found at the replica that is chosen is 88 to 97 % of that: own work
+// 4 makes it 96 and 93 % of the conversations', at means of 1.19 and 1.26. Who knows the next
+// 20 requests has 1.08 and 1.11. Another order helps without: where replicas begin with the
+// shortest prefill of those that wait, it is 1.13 and 1.16 (synthetic 1.12 and 1.16), and as
+// much if the agent holds requests back until a replica is free.
 //
 // Tried as well, and lost: 1 + 2·part², of the part of the replicas that have
 // something to do, by which a fleet that is half busy counts its work as if it were

@@ -188,6 +188,9 @@ func TestCostModelTerms(t *testing.T) {
 		cs := soundCandidates(rng, r.Tokens)
 		if k%2 == 0 {
 			r, cs = someRequest(rng), someCandidates(rng, true)
+			for k%100 == 0 && len(cs) < 200 { // blocks of several
+				cs = append(cs, someCandidates(rng, len(cs) > 150)...)
+			}
 			for i := range cs {
 				if rng.IntN(10) == 0 {
 					cs[i].Speed.A = -cs[i].Speed.A
@@ -214,6 +217,15 @@ func TestCostModelTerms(t *testing.T) {
 				t.Fatalf("%+v: expected after %v", cs[i], ttft)
 			}
 		}
+	}
+}
+
+// A prefill below zero excludes a replica, whatever else it would cost.
+func TestCostModelBelowZero(t *testing.T) {
+	cs := []Candidate{{Speed: DefaultSpeed, Share: 1, Decoding: 40, KV: 0.99, Queued: 1}, {Speed: DefaultSpeed, Share: 1}}
+	costs := make([]float64, len(cs))
+	if NewCostModel().Score(&Request{Tokens: 1000}, cs, costs); costs[0] != math.Inf(1) || !(costs[1] > 0 && costs[1] < 1) {
+		t.Errorf("%v", costs)
 	}
 }
 

@@ -152,8 +152,11 @@ func someCandidates(rng *rand.Rand, hostile bool) []Candidate {
 		c.Wait = number(rng.Float64())
 		c.Speed = Speed{number(rng.Float64() * 1e-4), number(rng.Float64() * 1e-9), number(rng.Float64() * 0.01)}
 		c.Decoding, c.InFlight, c.Queued = count(small()), count(small()), count(small()/4)
-		if rng.IntN(4) == 0 {
+		switch rng.IntN(4) {
+		case 0:
 			c.Share = float32(number(rng.Float64()))
+		case 1, 2:
+			c.Share = 1
 		}
 		c.KV, c.HitRate = float32(number(rng.Float64())), number(rng.Float64())
 		c.Exact, c.Large = rng.IntN(2) == 0, rng.IntN(4) == 0
