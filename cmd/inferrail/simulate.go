@@ -310,6 +310,9 @@ func (c *simulateCommand) engines(p *virtual.Plan) error {
 			cfg.NumGPUBlocks = c.Blocks
 		}
 		cfg.MaxModelLen = (cfg.NumGPUBlocks - 1) * size
+		if c.Engine == "llamacpp" {
+			cfg.MaxModelLen /= usual.MaxNumSeqs // each slot has its part
+		}
 		for range n {
 			p.Fleet.Engines = append(p.Fleet.Engines, cfg)
 		}
