@@ -49,6 +49,7 @@ func newScene(t testing.TB, seed uint64) *scene {
 	cfg.MaxModelLen = (cfg.NumGPUBlocks - 1) * cfg.BlockSize
 	if cfg.Engine == "llamacpp" || cfg.Engine == "ollama" {
 		cfg.MaxNumSeqs = max(1, cfg.MaxModelLen/4500) // each has its part of the cache
+		cfg.MaxModelLen = 0
 	}
 	s := &scene{workload: w, seed: seed, fleet: Fleet{
 		Engines: slices.Repeat([]simulator.Config{cfg}, 1+rng.IntN(5)), Agents: 1 + rng.IntN(3), Events: rng.IntN(2) == 0,
