@@ -170,6 +170,26 @@ func TestServeRepeats(t *testing.T) {
 	}
 }
 
+// Turns are as in the proxy: the first is number 1, and a request that is refused and
+// waits keeps the one it has.
+func TestServeInTurns(t *testing.T) {
+	w := &workload.Workload{}
+	for i := range 40 {
+		w.Requests = append(w.Requests, workload.Request{At: time.Duration(i) * time.Millisecond, Parts: []workload.Part{{ID: uint64(i), Tokens: 3000}}, Output: 50})
+	}
+	cfg := reference()
+	cfg.MaxNumSeqs = 2
+	for _, admission := range []Admission{{}, {Mode: policy.AdmissionModes()[0], Budget: 500 * time.Millisecond, Queue: 40, Timeout: time.Hour}} {
+		fleet := Fleet{Engines: slices.Repeat([]simulator.Config{cfg}, 3), Admission: admission}
+		o := (&scene{workload: w, policy: inTurns{}, fleet: fleet}).serve(t)
+		for k := range o.Records {
+			if got := o.Records[k].Replica; got != k%3 {
+				t.Fatalf("admission %q: request %d is served by replica %d, want %d", admission.Mode, k, got, k%3)
+			}
+		}
+	}
+}
+
 // Before one replica there is nothing to choose.
 func TestServeOneReplica(t *testing.T) {
 	w, err := workload.Generate(workload.Options{Name: "w2", Rate: 5, Requests: 200, Longest: 4000})
