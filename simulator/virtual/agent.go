@@ -136,8 +136,11 @@ func (a *agent) try(v *visit) bool {
 func (a *agent) describe(v *visit, now time.Time) {
 	r := a.run
 	a.look(v)
-	v.asked.Rand, v.asked.Turn = a.random.Uint64(), a.turns
-	a.turns++
+	if !v.turned {
+		// As in the proxy, the first turn is 1, and who waits keeps the one it had.
+		a.turns++
+		v.turned, v.asked.Rand, v.asked.Turn = true, a.random.Uint64(), a.turns
+	}
 	for i := range a.slots {
 		s, c := &a.slots[i], &a.candidates[i]
 		s.standing.Describe(c, s.inFlight, 0, now)
