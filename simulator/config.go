@@ -185,6 +185,18 @@ func (c *Config) complete() error {
 		errs = append(errs, fmt.Errorf("engine must be one of %s, not %q", strings.Join(engines, ", "), c.Engine))
 	}
 	atLeast("data-parallel-size", c.DataParallelSize, 1)
+	// Each product of numbers below is one that an int has.
+	atMost := func(name string, value, most int) {
+		if value > most {
+			errs = append(errs, fmt.Errorf("%s must be at most %d, got %d", name, most, value))
+		}
+	}
+	atMost("data-parallel-size", c.DataParallelSize, maxRanks)
+	atMost("max-num-seqs", c.MaxNumSeqs, maxSequences)
+	if c.NumGPUBlocks > maxBlocks || c.HostBlocks > maxBlocks || (c.NumGPUBlocks+c.HostBlocks)*min(max(c.DataParallelSize, 1), maxRanks) > maxBlocks {
+		errs = append(errs, fmt.Errorf("num-gpu-blocks-override and host-blocks of all ranks must be at most %d blocks together", maxBlocks))
+	}
+	atMost("block-size", c.BlockSize, maxBlockSize)
 	atLeast("host-blocks", c.HostBlocks, 0)
 	atLeast("max-num-queued-reqs", c.MaxNumQueuedReqs, 0)
 	if !(c.HicacheRatio >= 0 && c.HicacheRatio <= maxHicacheRatio) {
@@ -226,13 +238,13 @@ func (c *Config) complete() error {
 	if c.LoadTime < 0 {
 		errs = append(errs, fmt.Errorf("load-time must not be negative, got %v", c.LoadTime))
 	}
+	// What engines do not have must not seem to be there.
+	if c.KVEvents.Endpoint != "" && slices.Contains([]string{"tgi", "llamacpp", "ollama"}, c.Engine) {
+		errs = append(errs, fmt.Errorf("kv-events are not for the engine %s, which tells nothing of its cache", c.Engine))
+	}
 	if c.slotted() {
-		// What they do not have must not seem to be there.
 		if c.DataParallelSize > 1 {
 			errs = append(errs, fmt.Errorf("data-parallel-size is not for the engine %s", c.Engine))
-		}
-		if c.KVEvents.Endpoint != "" {
-			errs = append(errs, fmt.Errorf("kv-events are not for the engine %s, which tells nothing of its cache", c.Engine))
 		}
 		if len(c.LoRAModules) > 0 {
 			errs = append(errs, fmt.Errorf("lora-modules are not for the engine %s", c.Engine))
@@ -249,6 +261,15 @@ func (c *Config) complete() error {
 }
 
 const maxHicacheRatio = 1000
+
+// What a configuration may ask of this machine's memory: a typing error must not take
+// all of it.
+const (
+	maxRanks     = 256
+	maxSequences = 1 << 20
+	maxBlocks    = 1 << 24
+	maxBlockSize = 1 << 30
+)
 
 // engines are what Config.Engine may be.
 var engines = []string{"vllm", "sglang", "tgi", "llamacpp", "ollama"}

@@ -78,7 +78,12 @@ func newAgent(r *run, number int, p policy.Policy, seed uint64) (*agent, error) 
 	for i := range a.slots {
 		c := &r.configs[i]
 		s := &a.slots[i]
-		a.index.Join(i, index.SlotConfig{Model: model, BlockSize: c.BlockSize, Capacity: c.NumGPUBlocks, AfterPrefill: c.Engine == "sglang"})
+		cache := index.SlotConfig{Model: model, BlockSize: c.BlockSize, Capacity: c.NumGPUBlocks, AfterPrefill: c.Engine == "sglang"}
+		if c.Engine == "llamacpp" || c.Engine == "ollama" {
+			cache.Sequences = c.MaxNumSeqs
+			s.standing.SetSequences(c.MaxNumSeqs, false, r.clock())
+		}
+		a.index.Join(i, cache)
 		s.peer = policy.Peer{Standing: &s.standing, Models: []string{model}}
 		a.peers = append(a.peers, &s.peer)
 		a.believe(i, "")

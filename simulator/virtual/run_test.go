@@ -294,7 +294,7 @@ func TestServeTooLong(t *testing.T) {
 	for i := range o.Records {
 		got = append(got, o.Records[i].Failure)
 	}
-	if want := []string{"", "too long", "", "its prompt is empty", "too long", ""}; !slices.Equal(got, want) {
+	if want := []string{"", "longer than an engine has room for", "", "its prompt is empty", "longer than an engine has room for", ""}; !slices.Equal(got, want) {
 		t.Errorf("failures are %q, want %q", got, want)
 	}
 	if last := o.Records[5]; last.First-last.Sent > 100*time.Millisecond {

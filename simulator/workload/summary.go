@@ -109,8 +109,12 @@ type Comparison struct {
 	// Least is the mean time to first token, in milliseconds, that is proven to be the
 	// least of all, where Bound is a mark to measure by; 0 where it was not asked.
 	Least float64 `json:"least_ttft,omitzero"`
-	// Infinite is the hit rate of a cache that never forgets.
+	// Infinite is the hit rate of a cache that never forgets, and Pooled that of one that
+	// is as large as all caches together and gives up what was used the longest time ago,
+	// as they do. Where Ceiling has what nobody can pass, Pooled has what caches would have
+	// that lose nothing by being several. Both are 0 where nobody asked.
 	Infinite float64 `json:"infinite_hit_rate,omitzero"`
+	Pooled   float64 `json:"pooled_hit_rate,omitzero"`
 	// Capacity is the highest rate at which each policy keeps the limits.
 	Capacity []Capacity `json:"capacity,omitempty"`
 	// Marks are what was done to the engines while they served, for charts.
