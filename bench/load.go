@@ -50,6 +50,8 @@ type loaded struct {
 	busy, stolen float64
 	mostAtOnce   int
 	interrupted  bool
+	// told: an answer has said how much of its prompt was cached, if only nothing.
+	told bool
 }
 
 // ahead is how many requests are made before they are due.
@@ -181,6 +183,7 @@ func (l *load) collect(asked []*exchange) *loaded {
 			result.why[why] = x.detail
 		}
 		result.records = append(result.records, x.record)
+		result.told = result.told || x.told
 	}
 	return result
 }
