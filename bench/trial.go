@@ -258,9 +258,13 @@ func CanWrite(file string) error {
 	if file == "" || file == "-" {
 		return nil
 	}
+	_, absent := os.Stat(file)
 	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE, 0o644)
 	if err != nil {
 		return err
+	}
+	if absent != nil {
+		defer os.Remove(file)
 	}
 	return f.Close()
 }

@@ -92,7 +92,10 @@ func (c *simulateCommand) Run(ctx context.Context, e *env) error {
 		comparison.Capacity, err = plan.FindCapacity(ctx)
 	}
 	stop()
-	if err != nil {
+	switch {
+	case errors.Is(context.Cause(ctx), errInterrupted):
+		return fmt.Errorf("%w; nothing was written", errInterrupted)
+	case err != nil:
 		return err
 	}
 	return c.write(e, plan, comparison)
