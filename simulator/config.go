@@ -142,7 +142,7 @@ func (c *Config) complete() error {
 	setDefault(&c.KVEvents.HWM, 100000)
 	// One block is not for tokens.
 	room := (c.NumGPUBlocks - 1) * c.BlockSize
-	if c.Engine == "llamacpp" || c.Engine == "ollama" {
+	if c.slotted() {
 		room = c.NumGPUBlocks * c.BlockSize / max(c.MaxNumSeqs, 1) // of each slot
 	}
 	setDefault(&c.MaxModelLen, min(32768, room))
@@ -170,8 +170,12 @@ func (c *Config) complete() error {
 	}
 	atLeast("max-model-len", c.MaxModelLen, 2)
 	if c.MaxModelLen > room && c.BlockSize > 0 {
-		errs = append(errs, fmt.Errorf("max-model-len %d needs a KV cache of %d blocks, num-gpu-blocks-override is %d",
-			c.MaxModelLen, ceilDiv(c.MaxModelLen, c.BlockSize)+1, c.NumGPUBlocks))
+		needed, of := ceilDiv(c.MaxModelLen, c.BlockSize)+1, ""
+		if c.slotted() {
+			needed, of = ceilDiv(c.MaxModelLen*c.MaxNumSeqs, c.BlockSize), fmt.Sprintf(" for max-num-seqs %d slots", c.MaxNumSeqs)
+		}
+		errs = append(errs, fmt.Errorf("max-model-len %d needs a KV cache of %d blocks%s, num-gpu-blocks-override is %d",
+			c.MaxModelLen, needed, of, c.NumGPUBlocks))
 	}
 	atLeast("max-concurrent-requests", c.MaxConcurrentRequests, 1)
 	if c.MaxInputTokens < 1 || c.MaxInputTokens >= c.MaxModelLen {
@@ -238,7 +242,7 @@ func (c *Config) complete() error {
 	if c.KVEvents.Endpoint != "" && slices.Contains([]string{"tgi", "llamacpp", "ollama"}, c.Engine) {
 		errs = append(errs, fmt.Errorf("kv-events are not for the engine %s, which tells nothing of its cache", c.Engine))
 	}
-	if c.Engine == "llamacpp" || c.Engine == "ollama" {
+	if c.slotted() {
 		if c.DataParallelSize > 1 {
 			errs = append(errs, fmt.Errorf("data-parallel-size is not for the engine %s", c.Engine))
 		}
@@ -286,6 +290,9 @@ func (c *Config) latency() Latency {
 }
 
 func (c *Config) sglang() bool { return c.Engine == "sglang" }
+
+// slotted reports that each sequence has a part of the cache for itself.
+func (c *Config) slotted() bool { return c.Engine == "llamacpp" || c.Engine == "ollama" }
 
 // Completed returns the configuration with all that it leaves open filled in, as a
 // server has it, or says what is wrong with it.

@@ -98,6 +98,7 @@ type visit struct {
 	record  *workload.Record
 	agent   *agent
 	asked   policy.Request
+	turned  bool // asked has its turn
 	sending policy.Sending
 	claim   index.Claim
 	ticket  policy.Ticket[*visit]
