@@ -430,12 +430,13 @@ var usual = NewCostModel()
 
 // TTFT is the time to first token that is expected of the candidate, in seconds,
 // whatever the policy: its wait, the prefill of what is not cached and the load from
-// slower tiers. What decoding takes of the prefill is in the Speed, which was
-// learned beside it. It is between 0 and MostTTFT, which stands also for what is no
+// slower tiers, and by how much that is usually off. What decoding takes of the prefill
+// is in the Speed, which was learned beside it. It is between 0 and MostTTFT, which stands also for what is no
 // number.
 func TTFT(r *Request, c *Candidate) float64 {
 	p := usual.parts(r, c, 1)
-	if t := max(p.wait, 0) + p.prefill + p.load; t >= 0 && t < MostTTFT {
+	t := max(p.wait, 0) + p.prefill + p.load
+	if t += max(c.Late, -t/2); t >= 0 && t < MostTTFT {
 		return t
 	}
 	return MostTTFT
