@@ -11,6 +11,7 @@ import (
 // time; it must not move while it is in a Backlog. The zero value is at no replica.
 //
 //	Promise      it will be sent to the replica
+//	Foretell     what was known of the replica when it was chosen, if it was
 //	Expect       it is about to be
 //	First, Whole its first token is there, or an answer that does not stream
 //	Told         the engine has told what it had cached
@@ -28,6 +29,10 @@ type Sending struct {
 	Exact   bool
 
 	entry Entry
+	// foretold is when the first token was to come, in seconds, without what is usually
+	// off in such a moment, 0 when nobody has said so.
+	foretold float64
+	moment   int
 	// to is the replica which will have promised before it in a moment: it has been
 	// chosen, but there is no connection yet. nil when that is over.
 	to       *Standing
@@ -57,6 +62,15 @@ func (p *Sending) Promise(s *Standing, tokens, sequences, cached int) {
 		p.to, p.promised = s, w
 		s.promises.add(w, 1)
 	}
+}
+
+// Foretell notes what the replica was when it was chosen, so that it is learned by how
+// much the time to first token is off that is foretold from that. It is called between
+// Promise and Expect, if at all.
+func (p *Sending) Foretell(r *Request, c *Candidate) {
+	sooner := *c
+	sooner.Late = 0
+	p.foretold, p.moment = TTFT(r, &sooner), momentOf(c)
 }
 
 // redeem ends what Promise has begun.
@@ -124,6 +138,10 @@ func (p *Sending) First(inside, pending int, tells bool, now time.Time) (took ti
 	p.first = max(now.Sub(p.Sent), 1)
 	s := p.at
 	s.seats.began(s, p, now)
+	if p.foretold > 0 && p.Streams && !p.again {
+		speed := s.Calibration.Speed()
+		s.late[p.moment].Add(p.first.Seconds(), p.foretold, speed.Time(Prefill(shortPrompt, 0)))
+	}
 	o, ok := s.Backlog.First(&p.entry, s.decoding(inside, pending, now), now)
 	switch {
 	case !ok || p.again:
@@ -134,6 +152,9 @@ func (p *Sending) First(inside, pending int, tells bool, now time.Time) (took ti
 	}
 	return p.first, true
 }
+
+// shortPrompt is how many tokens a short prompt has.
+const shortPrompt = 100
 
 // Whole notes that an answer has come that is no stream: the prompt is computed. How
 // long that took can be told only from one that has nothing else. Nothing is concluded

@@ -25,6 +25,7 @@ type Standing struct {
 	prompts     RecentMean  // uncached tokens of prompts that were sent there
 	disturbed   atomic.Bool // Backlog was told so
 	tellsCached atomic.Bool // the engine has told what it had cached of a prompt
+	late        [moments]Lateness
 }
 
 // SetLoad says what the engine has told of its load; nil that nothing is known.
@@ -84,6 +85,7 @@ func (s *Standing) Describe(c *Candidate, inside, pending int, now time.Time) {
 	inFlight, decoding := inside+pending, max(inside-int(ahead.Prompts), 0)
 	c.InFlight, c.Decoding = Count(inFlight), Count(decoding)
 	if !fresh {
+		c.Late = s.late[momentOf(c)].Get()
 		return
 	}
 	if requests > 0 {
@@ -91,6 +93,7 @@ func (s *Standing) Describe(c *Candidate, inside, pending int, now time.Time) {
 		c.Ahead, c.Wait = ahead.Plus(others), wait+speed.Time(others)
 		c.InFlight, c.Decoding = Count(inFlight+requests), Count(decoding+requests-waiting)
 	}
+	c.Late = s.late[momentOf(c)].Get()
 	c.KV, c.Queued, c.HitRate = float32(l.KV), Count(l.Waiting), l.HitRate
 	c.VRAMFree, c.VRAMTotal = l.VRAMFree, l.VRAMTotal
 }
@@ -100,6 +103,22 @@ func (s *Standing) decoding(inside, pending int, now time.Time) int {
 	var c Candidate
 	s.Describe(&c, inside, pending, now)
 	return int(c.Decoding)
+}
+
+// moments is of how many kinds momentOf is.
+const moments = 4
+
+// momentOf says what a prompt meets that is sent to the candidate: whether others are
+// before it, and whether sequences are generated, each of which makes it wait for steps
+// of the engine that are under way.
+func momentOf(c *Candidate) (moment int) {
+	if c.Wait > 0 {
+		moment = 1
+	}
+	if c.Decoding > 0 {
+		moment += 2
+	}
+	return moment
 }
 
 // promises are what requests will be to a replica that are going to be sent there,
@@ -120,6 +139,34 @@ func (s *promises) get() Work {
 	}
 	return Work{Prompts: float64(s.prompts.Load()), Tokens: float64(max(s.tokens.Load(), 0)), Attention: float64(max(s.attention.Load(), 0))}
 }
+
+// A Lateness is by how many seconds first tokens are later than foretold, in the
+// median: one that is absurd counts as one that is a little off. Any goroutine may use
+// it. The zero value is none.
+type Lateness struct{ bits atomic.Uint64 }
+
+// Add takes a first token that took so many seconds, foretold without what is said by
+// Get, where a short prompt takes as long as short. Of several at once one may be lost.
+func (l *Lateness) Add(took, foretold, short float64) {
+	late := math.Float64frombits(l.bits.Load())
+	most := min(lateStep*(short+math.Abs(late)), 0.01*foretold)
+	if took > absurdly*foretold {
+		most /= 4
+	}
+	next := late + min(max((took-foretold-late)*lateStep, -most), most)
+	if math.Abs(next) < MostTTFT {
+		l.bits.Store(math.Float64bits(next))
+	}
+}
+
+// lateStep is what part of what it is off a Lateness goes at most with one first token.
+const lateStep = 0.05
+
+// absurdly: what takes so many times as long as foretold moves a Lateness little.
+const absurdly = 8
+
+// Get is the lateness.
+func (l *Lateness) Get() float64 { return math.Float64frombits(l.bits.Load()) }
 
 // meanOver is over how many numbers a RecentMean is taken.
 const meanOver = 16

@@ -219,6 +219,7 @@ func (a *agent) send(v *visit, now time.Time) {
 	v.record.Replica, v.record.Predicted = i, seconds(v.expected)
 	v.record.PredictedCached = p.Cached(h)
 	v.sending.Promise(&s.standing, v.asked.Tokens, 1, int(a.candidates[i].Cached))
+	v.sending.Foretell(&v.asked, &a.candidates[i])
 	a.index.Claim(&v.claim, i, p, now)
 	v.sending.Expect(&s.standing, true, a.candidates[i].Exact, now)
 	r.after(r.fleet.Lag, note{kind: noteArrival, visit: v})

@@ -190,6 +190,24 @@ func TestServeInTurns(t *testing.T) {
 	}
 }
 
+// When first tokens come is foretold also of engines that let prompts wait for the steps
+// that are under way while they generate, and seldom do.
+func TestServeForetells(t *testing.T) {
+	w, err := workload.Generate(workload.Options{Name: "w2", Requests: 1000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	fleet := Fleet{Engines: slices.Repeat([]simulator.Config{{Profile: "h100-llama-8b"}}, 8), Events: true}
+	for _, p := range []policy.Policy{policy.LMetric{}, policy.NewCostModel()} {
+		o := (&scene{workload: w, policy: p, fleet: fleet}).serve(t)
+		s := workload.Summarize(o.Records, w, workload.SummaryOptions{Replicas: 8})
+		t.Logf("%s: foretold %.2f of what it was, off by %.2f", p.Name(), s.Prediction, s.PredictionError)
+		if s.Prediction < 0.93 || s.Prediction > 1.07 || s.PredictionError > 0.2 {
+			t.Errorf("%s: foretold %.2f of what it was, off by %.2f", p.Name(), s.Prediction, s.PredictionError)
+		}
+	}
+}
+
 // An engine that is slow for good is so when it is throttled for a while, and after that.
 func TestServeThrottlesTogether(t *testing.T) {
 	cfg := reference()
