@@ -103,6 +103,9 @@ type visit struct {
 	claim   index.Claim
 	ticket  policy.Ticket[*visit]
 
+	// prompts are its chains while it is held, by size of blocks.
+	prompts []index.Prompt
+
 	came, taken time.Time
 	choice      int
 	expected    float64
@@ -131,6 +134,7 @@ const (
 	noteEvents                   // all agents have events of engine
 	notePatience                 // visit has waited for long enough
 	noteTick                     // agent lets who waits try again
+	noteRelease                  // agent sends who is held and can go
 	noteThrottle                 // engine takes so many times as long
 )
 
@@ -292,6 +296,8 @@ func (r *run) happen(n *note) {
 			n.agent.news()
 			n.agent.tick()
 		}
+	case noteRelease:
+		n.agent.release()
 	case noteThrottle:
 		r.engines[n.engine].Slow(n.by, r.now)
 		r.settle(n.engine)

@@ -25,8 +25,8 @@ type scene struct {
 }
 
 func (s *scene) String() string {
-	return fmt.Sprintf("%s under %s: %d %s of %d blocks of %d, %d agents, events %v, admission %+v", s.workload.Name, s.policy.Name(), len(s.fleet.Engines),
-		s.fleet.Engines[0].Engine, s.fleet.Engines[0].NumGPUBlocks, s.fleet.Engines[0].BlockSize, s.fleet.Agents, s.fleet.Events, s.fleet.Admission)
+	return fmt.Sprintf("%s under %s: %d %s of %d blocks of %d, %d agents, events %v, hold %v, admission %+v", s.workload.Name, s.policy.Name(), len(s.fleet.Engines),
+		s.fleet.Engines[0].Engine, s.fleet.Engines[0].NumGPUBlocks, s.fleet.Engines[0].BlockSize, s.fleet.Agents, s.fleet.Events, s.fleet.Hold, s.fleet.Admission)
 }
 
 // newScene draws one in which caches are full, queues are long, and now and then an engine
@@ -65,6 +65,9 @@ func newScene(t testing.TB, seed uint64) *scene {
 	names := policy.Names()
 	if s.policy, err = policy.New(names[rng.IntN(len(names))], nil); err != nil {
 		t.Fatal(err)
+	}
+	if s.fleet.Admission.Mode == "" && rng.IntN(2) == 0 {
+		s.fleet.Hold = time.Duration(1+rng.IntN(300)) * time.Millisecond
 	}
 	return s
 }
@@ -256,7 +259,7 @@ func TestServeOneReplica(t *testing.T) {
 func TestServeAsInSmallSteps(t *testing.T) {
 	for seed := range uint64(12) {
 		s := newScene(t, 100+seed)
-		s.fleet.Throttles, s.workload.Throttles, s.fleet.Admission = nil, nil, Admission{}
+		s.fleet.Throttles, s.workload.Throttles, s.fleet.Admission, s.fleet.Hold = nil, nil, Admission{}, 0
 		o := s.serve(t)
 		for i, c := range s.fleet.Engines {
 			e, err := c.NewEngine()
