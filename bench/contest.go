@@ -343,22 +343,11 @@ func throttle(ctx context.Context, throttles []workload.Throttle, urls []string,
 			return nil
 		case <-time.After(time.Until(began.Add(c.at))):
 		}
-		if err := slow(ctx, urls[c.engine], factorAt(throttles, c.engine, c.at)); err != nil && ctx.Err() == nil {
+		if err := slow(ctx, urls[c.engine], workload.FactorAt(throttles, c.engine, c.at)); err != nil && ctx.Err() == nil {
 			return fmt.Errorf("cannot make engine %d slow: %w", c.engine, err)
 		}
 	}
 	return nil
-}
-
-// factorAt is how many times slower an engine is from that time on.
-func factorAt(throttles []workload.Throttle, engine int, at time.Duration) float64 {
-	factor := 1.0
-	for _, t := range throttles {
-		if t.Engine == engine && t.At <= at && (t.Until == 0 || at < t.Until) {
-			factor *= t.Factor
-		}
-	}
-	return factor
 }
 
 // conclude prints and writes what there is.

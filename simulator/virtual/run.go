@@ -167,13 +167,12 @@ func newRun(f *Fleet, w *workload.Workload, p policy.Policy, o Options) (*run, e
 		}
 		r.agents = append(r.agents, a)
 	}
-	for _, t := range slices.Concat(f.Throttles, w.Throttles) {
-		if t.Engine < 0 || t.Engine >= len(r.engines) {
-			continue
-		}
-		r.after(t.At, note{kind: noteThrottle, engine: t.Engine, by: t.Factor})
-		if t.Until > t.At {
-			r.after(t.Until, note{kind: noteThrottle, engine: t.Engine, by: 1})
+	throttles := slices.Concat(f.Throttles, w.Throttles)
+	for _, t := range throttles {
+		for _, at := range []time.Duration{t.At, t.Until} {
+			if t.Engine >= 0 && t.Engine < len(r.engines) {
+				r.after(at, note{kind: noteThrottle, engine: t.Engine, by: workload.FactorAt(throttles, t.Engine, at)})
+			}
 		}
 	}
 	for i := range r.engines {

@@ -190,6 +190,27 @@ func TestServeInTurns(t *testing.T) {
 	}
 }
 
+// An engine that is slow for good is so when it is throttled for a while, and after that.
+func TestServeThrottlesTogether(t *testing.T) {
+	cfg := reference()
+	w := &workload.Workload{}
+	for i := range 3 {
+		w.Requests = append(w.Requests, workload.Request{At: time.Duration(i) * 10 * time.Second, Parts: []workload.Part{{ID: uint64(i), Tokens: 1000}}, Output: 1})
+	}
+	took := func(throttles ...workload.Throttle) (list [3]time.Duration) {
+		o := (&scene{workload: w, policy: policy.RoundRobin{}, fleet: Fleet{Engines: []simulator.Config{cfg}, Throttles: throttles}}).serve(t)
+		for i := range list {
+			list[i] = (o.Records[i].First - o.Records[i].Sent).Round(time.Microsecond)
+		}
+		return list
+	}
+	alone := took()[0]
+	got := took(workload.Throttle{Factor: 3}, workload.Throttle{Factor: 2, At: 5 * time.Second, Until: 15 * time.Second})
+	if want := [3]time.Duration{3 * alone, 6 * alone, 3 * alone}; got != want {
+		t.Errorf("first tokens after %v, want %v", got, want)
+	}
+}
+
 // Before one replica there is nothing to choose.
 func TestServeOneReplica(t *testing.T) {
 	w, err := workload.Generate(workload.Options{Name: "w2", Rate: 5, Requests: 200, Longest: 4000})
