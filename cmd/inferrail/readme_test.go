@@ -80,7 +80,9 @@ func TestReadmeSimulates(t *testing.T) {
 		if args[0] == "simulate" && slices.Contains(args, "--workload") && !slices.Contains(args, "--find-capacity") {
 			ran++
 			p := start(t, args...)
-			p.exit(0)
+			if status := <-p.status; status != 0 { // as long as it takes on a busy machine
+				t.Errorf("%v: status %d, %s", args, status, &p.stderr)
+			}
 			if out := p.stdout.String(); !strings.Contains(out, "\ncost_model ") || !strings.Contains(out, "\nbound ") {
 				t.Errorf("%v: %s", args, out)
 			}
@@ -125,7 +127,9 @@ func TestReadmeTraffic(t *testing.T) {
 		args = slices.Clone(args)
 		args[i] = log
 		p := start(t, args...)
-		p.exit(0)
+		if status := <-p.status; status != 0 {
+			t.Errorf("%v: status %d, %s", args, status, &p.stderr)
+		}
 		out := p.stdout.String()
 		if !strings.Contains(out, "40 requests") || !regexp.MustCompile(`(?m)^cost_model +[1-9]`).MatchString(out) {
 			t.Errorf("%v: %s", args, out)
