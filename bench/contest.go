@@ -17,6 +17,7 @@ import (
 	"github.com/goccy/go-yaml"
 
 	"github.com/inferrail/inferrail/simulator"
+	"github.com/inferrail/inferrail/simulator/virtual"
 	"github.com/inferrail/inferrail/simulator/workload"
 )
 
@@ -130,6 +131,26 @@ func (c *Contest) check() ([]rival, error) {
 	}
 	if err := c.Asking.check(); err != nil {
 		return nil, err
+	}
+	for _, name := range c.Policies {
+		if _, err := virtual.ParsePolicy(name); err != nil {
+			return nil, fmt.Errorf("--policies: %w", err)
+		}
+		if strings.Contains(name, ":") {
+			return nil, fmt.Errorf("--policies %s: weights are for --routing", name)
+		}
+	}
+	// Long runs must not end in a file that cannot be written.
+	if err := CanWrite(c.JSON); err != nil {
+		return nil, fmt.Errorf("--json: %w", err)
+	}
+	for _, dir := range []string{c.Records, c.Plot} {
+		if dir == "" {
+			continue
+		}
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return nil, err
+		}
 	}
 	e := &c.Simulated
 	e.Engine = cmp.Or(e.Engine, c.Engine, "vllm")

@@ -92,7 +92,10 @@ func (c *simulateCommand) Run(ctx context.Context, e *env) error {
 		comparison.Capacity, err = plan.FindCapacity(ctx)
 	}
 	stop()
-	if err != nil {
+	switch {
+	case errors.Is(context.Cause(ctx), errInterrupted):
+		return fmt.Errorf("%w; nothing was written", errInterrupted)
+	case err != nil:
 		return err
 	}
 	return c.write(e, plan, comparison)
@@ -226,10 +229,8 @@ func (c *simulateCommand) plan() (*virtual.Plan, error) {
 	}
 	bad(c.TraceModel != "" && c.Workload != "", "--trace-model is of use with --trace only")
 	// A long search must not end in a file that cannot be written.
-	if c.JSON != "" && c.JSON != "-" {
-		if err := canWrite(c.JSON); err != nil {
-			errs = append(errs, fmt.Errorf("--json: %w", err))
-		}
+	if err := bench.CanWrite(c.JSON); err != nil {
+		errs = append(errs, fmt.Errorf("--json: %w", err))
 	}
 	if c.Plot != "" {
 		if err := os.MkdirAll(c.Plot, 0o755); err != nil {
@@ -269,15 +270,6 @@ func (c *simulateCommand) plan() (*virtual.Plan, error) {
 		p.Fleet.Throttles = append(p.Fleet.Throttles, t)
 	}
 	return p, nil
-}
-
-// canWrite tells whether a file can be written, without changing what is in it.
-func canWrite(file string) error {
-	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE, 0o644)
-	if err != nil {
-		return err
-	}
-	return f.Close()
 }
 
 // mostReplicas and mostBlocks bound a fleet: each replica has the memory of its cache.
