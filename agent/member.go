@@ -496,7 +496,8 @@ func (f *fleet) fetchModels(ctx context.Context, m *member, key string) ([]card,
 		return nil, fmt.Errorf("GET /v1/models: status %d; if it stays so, list its models in the configuration", resp.StatusCode)
 	}
 	models, err := parseModels(io.LimitReader(resp.Body, maxModelsBody))
-	if errors.Is(err, context.DeadlineExceeded) {
+	if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		// The read itself may fail with the connection's being closed.
 		err = fmt.Errorf("%w, %w", errSilent, errListLater)
 	}
 	if err != nil {
