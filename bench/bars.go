@@ -31,7 +31,7 @@ const (
 func (b *bars) svg() []byte {
 	height := barsTop + barsStep*float64(max(len(b.rows), 1)) + 34
 	d := newDrawing(graphWidth, height)
-	d.text(16, 26, "start", "", b.title, titleSize)
+	d.title(b.title)
 	d.text(16, 45, "start", "pale", b.note, noteSize)
 	if len(b.rows) == 0 {
 		d.text(barsLeft, barsTop+11, "start", "pale", "nothing to draw")

@@ -241,6 +241,11 @@ func (c *Contest) once(ctx context.Context, r *rival, w *workload.Workload, seed
 	}
 	defer e.close()
 	l := c.Asking.newLoad(e, w, workload.BodyOptions{Model: contestModel, Say: true})
+	if r.policy != "" {
+		for i := range engines.urls {
+			l.replicas = append(l.replicas, replicaName(i)) // throttles are of numbers
+		}
+	}
 	throttled, endThrottles := context.WithCancel(ctx)
 	var throttling sync.WaitGroup
 	var throttleErr error

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"bytes"
+	"cmp"
 	_ "embed"
 	"errors"
 	"fmt"
@@ -36,8 +37,15 @@ type targetRow struct{ What, Where, Measured, Met string }
 
 type reportGroup struct {
 	ID, Title, About string
-	Rates            string // a chart over all of its experiments
+	Curves           []reportCurve
 	Experiments      []reportExperiment
+}
+
+// reportCurve is latency against rate: a chart, and its points.
+type reportCurve struct {
+	Title, Chart string
+	Table        []string
+	Commands     []string // of points that have no section
 }
 
 type reportExperiment struct {
@@ -91,7 +99,14 @@ func renderEvaluation(dir string) (report []byte, charts []Chart, err error) {
 				r.Missing = append(r.Missing, x.name)
 				continue
 			}
-			shown := reportExperiment{Name: x.name, Title: x.title, Facts: asked(c) + provenance(c) + ".", Table: policyTable(c), Verdict: verdict(c, x.unlike)}
+			shown := reportExperiment{Name: x.name, Title: x.title, Facts: asked(c) + provenance(c), Table: policyTable(c), Verdict: verdict(c)}
+			if l := shareOf(x, comparisons); l != "" {
+				shown.Facts += "; " + l
+			}
+			shown.Facts += "."
+			if twin := comparisons[x.twin]; twin != nil {
+				shown.Verdict += agreement(c, twin)
+			}
 			for _, run := range meta.Runs {
 				if run.Name == x.name {
 					shown.Command = run.Command
@@ -101,6 +116,9 @@ func renderEvaluation(dir string) (report []byte, charts []Chart, err error) {
 				for _, d := range c.Runs[i].Doubts {
 					shown.Doubts = append(shown.Doubts, c.Runs[i].Policy+": "+d)
 				}
+			}
+			if x.point {
+				continue
 			}
 			titled := *c
 			titled.Workload, titled.Speed = x.title, 1 // the title says how fast it is
@@ -115,31 +133,25 @@ func renderEvaluation(dir string) (report []byte, charts []Chart, err error) {
 				r.Lost = append(r.Lost, x.title+": "+lost)
 			}
 		}
-		if section.ID == "rates" {
-			of := []*workload.Comparison{}
-			for _, name := range append([]string{"conversation", "conversation-fast"}, names(plan[g].experiments)...) {
-				if c := comparisons[name]; c != nil {
-					c := *c
-					c.Workload = "Mooncake conversation"
-					c.Runs = slices.DeleteFunc(slices.Clone(c.Runs), func(s workload.Summary) bool {
-						return !strings.Contains(","+few[len(" --policy "):]+",", ","+s.Policy+",")
-					})
-					of = append(of, &c)
-				}
+		for _, name := range curvesOf(plan[g].experiments) {
+			curve, chart := reportedCurve(name, comparisons)
+			if curve == nil {
+				continue
 			}
-			for _, chart := range RateCharts(of) {
-				chart.Name = "conversation-rates"
-				charts = append(charts, chart)
-				section.Rates = chart.Name
-			}
+			charts = append(charts, chart)
+			section.Curves = append(section.Curves, *curve)
 		}
-		if len(section.Experiments) > 0 {
+		if len(section.Experiments)+len(section.Curves) > 0 {
 			r.Groups = append(r.Groups, section)
 		}
 	}
 	for i := range targets {
 		for _, name := range targets[i].on {
-			row := targetRow{What: targets[i].what, Where: planned(name).title, Measured: "not measured", Met: "?"}
+			x := planned(name)
+			row := targetRow{What: targets[i].what, Where: x.title, Measured: "not measured", Met: "?"}
+			if l := shareOf(x, comparisons); l != "" {
+				row.Where += " (" + l + ")"
+			}
 			if c := comparisons[name]; c != nil {
 				if measured, met, ok := targets[i].measure(c); ok {
 					row.Measured, row.Met = measured, "**no**"
@@ -165,12 +177,112 @@ func renderEvaluation(dir string) (report []byte, charts []Chart, err error) {
 	return b.Bytes(), charts, nil
 }
 
-func names(experiments []experiment) []string {
-	var all []string
-	for _, x := range experiments {
-		all = append(all, x.name)
+// curvesOf are the names of the curves that have points in a section, which is theirs.
+func curvesOf(experiments []experiment) (of []string) {
+	for i := range experiments {
+		if x := &experiments[i]; x.point && !slices.Contains(of, x.curve) {
+			of = append(of, x.curve)
+		}
 	}
-	return all
+	return of
+}
+
+// reportedCurve is the curve of a name, nil where there are not two points of it.
+func reportedCurve(name string, comparisons map[string]*workload.Comparison) (*reportCurve, Chart) {
+	var of []*workload.Comparison
+	curve := &reportCurve{Chart: name + "-rates"}
+	for g := range plan {
+		for i := range plan[g].experiments {
+			x := &plan[g].experiments[i]
+			c := comparisons[x.name]
+			if x.curve != name || c == nil {
+				continue
+			}
+			of = append(of, c)
+			if curve.Title == "" || !x.point {
+				curve.Title = c.Workload
+			}
+			if x.point {
+				curve.Commands = append(curve.Commands, x.shown())
+			}
+		}
+	}
+	slices.SortStableFunc(of, func(a, b *workload.Comparison) int { return cmp.Compare(rateOf(a), rateOf(b)) })
+	// Only who is at most of the points has a line.
+	most := map[string]int{}
+	for _, c := range of {
+		for i := range c.Runs {
+			most[c.Runs[i].Policy]++
+		}
+	}
+	var points []*workload.Comparison
+	for _, c := range of {
+		c := *c
+		c.Runs = slices.DeleteFunc(slices.Clone(c.Runs), func(s workload.Summary) bool { return most[s.Policy] <= len(of)/2 })
+		points = append(points, &c)
+	}
+	charts := RateCharts(points)
+	if len(charts) != 1 {
+		return nil, Chart{}
+	}
+	charts[0].Name = curve.Chart
+	head, line := []string{"p99 TTFT"}, []string{"---"}
+	for _, c := range points {
+		head, line = append(head, digits(rateOf(c))+"/s"), append(line, "---:")
+	}
+	curve.Table = []string{row(head...), row(line...)}
+	var policies []string
+	for _, c := range points {
+		for _, s := range inOrder(c.Runs) {
+			if !slices.Contains(policies, s.Policy) {
+				policies = append(policies, s.Policy)
+			}
+		}
+	}
+	for _, p := range policies {
+		cells := []string{p}
+		if p == defaultPolicy {
+			cells[0] = "**" + p + "**"
+		}
+		for _, c := range points {
+			if s := runOf(c, p); s != nil {
+				cells = append(cells, inMS.write(s.TTFT.P99))
+			} else {
+				cells = append(cells, "")
+			}
+		}
+		curve.Table = append(curve.Table, row(cells...))
+	}
+	return curve, charts[0]
+}
+
+// shareOf says how much of what round_robin can take an experiment's rate is, "" where
+// that is not known.
+func shareOf(x *experiment, comparisons map[string]*workload.Comparison) string {
+	c, found := comparisons[x.name], comparisons[x.capacity]
+	if c == nil || found == nil {
+		return ""
+	}
+	turns := capacityOf(found, "round_robin")
+	if turns == nil || turns.Rate <= 0 {
+		return ""
+	}
+	return fmt.Sprintf("%.0f %% of what round_robin can take", 100*rateOf(c)/turns.Rate)
+}
+
+// agreement says how far an experiment is from the same requests in virtual time, by
+// the median time to first token.
+func agreement(c, virtual *workload.Comparison) string {
+	var of []string
+	for _, s := range inOrder(c.Runs) {
+		if v := runOf(virtual, s.Policy); v != nil && v.TTFT.P50 > 0 {
+			of = append(of, fmt.Sprintf("%s %s", s.Policy, change(s.TTFT.P50/v.TTFT.P50-1)))
+		}
+	}
+	if of == nil {
+		return ""
+	}
+	return " Beside virtual time, the median TTFT: " + strings.Join(of, ", ") + "."
 }
 
 // percent is a part in columns: all with one digit behind the point.
@@ -241,15 +353,18 @@ func policyTable(c *workload.Comparison) []string {
 	return table
 }
 
-// measures are what policies are compared by. Smaller is better.
+// measures are what policies are compared by. Smaller is better. Ends are the least and
+// the most of several seeds, 0 of one.
 var measures = []struct {
 	name string
 	of   func(*workload.Summary) float64
+	ends func(*workload.Spread) [2]float64
 }{
-	{"mean TTFT", func(s *workload.Summary) float64 { return s.TTFT.Mean }},
-	{"p99 TTFT", func(s *workload.Summary) float64 { return s.TTFT.P99 }},
-	{"mean E2E", func(s *workload.Summary) float64 { return s.E2E.Mean }},
-	{"tokens not cached", func(s *workload.Summary) float64 { return 1 - s.HitRate }},
+	{"mean TTFT", func(s *workload.Summary) float64 { return s.TTFT.Mean }, func(s *workload.Spread) [2]float64 { return s.TTFTMean }},
+	{"p99 TTFT", func(s *workload.Summary) float64 { return s.TTFT.P99 }, func(s *workload.Spread) [2]float64 { return s.TTFTP99 }},
+	{"mean E2E", func(s *workload.Summary) float64 { return s.E2E.Mean }, func(s *workload.Spread) [2]float64 { return s.E2EMean }},
+	{"tokens not cached", func(s *workload.Summary) float64 { return 1 - s.HitRate },
+		func(s *workload.Spread) [2]float64 { return [2]float64{1 - s.HitRate[1], 1 - s.HitRate[0]} }},
 }
 
 // near is how much better another policy has to be for the default to have lost, as a
@@ -267,7 +382,11 @@ func losses(c *workload.Comparison) string {
 		var better []string
 		for _, s := range inOrder(c.Runs) {
 			if s != ours && s.Requests > 0 && m.of(s) > 0 && m.of(s) < m.of(ours)*(1-near) {
-				better = append(better, fmt.Sprintf("%s (%s)", s.Policy, change(m.of(s)/m.of(ours)-1)))
+				by := change(m.of(s)/m.of(ours) - 1)
+				if s.Spread.Runs > 1 && ours.Spread.Runs > 1 && m.ends(&s.Spread)[1] >= m.ends(&ours.Spread)[0] {
+					by += ", seeds differ by more"
+				}
+				better = append(better, fmt.Sprintf("%s (%s)", s.Policy, by))
 			}
 		}
 		if better != nil {
@@ -278,8 +397,8 @@ func losses(c *workload.Comparison) string {
 }
 
 // verdict is what a comparison comes to in a sentence or two.
-func verdict(c *workload.Comparison, against string) string {
-	ours, theirs := runOf(c, defaultPolicy), runOf(c, or(against, "round_robin"))
+func verdict(c *workload.Comparison) string {
+	ours, theirs := runOf(c, defaultPolicy), runOf(c, "round_robin")
 	if ours == nil || theirs == nil || theirs.TTFT.Mean <= 0 || theirs.TTFT.P99 <= 0 {
 		return ""
 	}
@@ -316,7 +435,7 @@ func overview(comparisons map[string]*workload.Comparison) []string {
 		for i := range plan[g].experiments {
 			x := &plan[g].experiments[i]
 			c := comparisons[x.name]
-			if c == nil || c.Bound == nil || c.Bound.TTFT.Mean <= 0 || plan[g].id == "rates" || plan[g].id == "admission" || plan[g].id == "capacity" {
+			if c == nil || c.Bound == nil || c.Bound.TTFT.Mean <= 0 || x.point || plan[g].id == "admission" || plan[g].id == "capacity" {
 				continue
 			}
 			least := 0.0

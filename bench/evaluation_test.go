@@ -32,14 +32,21 @@ func testCompare(args []string) error {
 		policies = []string{"cost_model", "kv_aware", "round_robin"} // by which the default is the best
 	}
 	c := served(1, policies...)
-	c.Workload = arg(args, "--workload") + arg(args, "--trace")
+	c.Workload = arg(args, "--workload") + strings.TrimPrefix(arg(args, "--trace"), "somewhere/")
 	if s := arg(args, "--speed"); s != "" {
 		fmt.Sscan(s, &c.Speed)
 	}
 	for i := range c.Runs {
 		c.Runs[i].Rate *= c.Speed
+		if rate := arg(args, "--rate"); rate != "" {
+			fmt.Sscan(rate, &c.Runs[i].Rate)
+		}
 		c.All = append(c.All, c.Runs[i])
 	}
+	if slices.Contains(args, "--find-capacity") {
+		c.Capacity = []workload.Capacity{{Policy: "round_robin", Rate: 80, GPUs: 8}, {Policy: "cost_model", Rate: 100, GPUs: 6}}
+	}
+	c.Pooled = 0.34
 	doubtful := strings.HasPrefix(line, "bench compare") && arg(args, "--workload") == "w5"
 	if doubtful {
 		c.Runs[0].Doubts = []string{"the machine was too slow"}
@@ -90,9 +97,10 @@ func TestEvaluation(t *testing.T) {
 
 	// What must be in it by the numbers that were made up.
 	for _, want := range []string{
-		"| p99 TTFT 40 % below round_robin | W1 shared system prompts |", "## Where the default does not win", "round_robin (", "**Not the best**: mean TTFT: ",
+		"| p99 TTFT 40 % below round_robin | W1 system prompts, 48/s (60 % of what round_robin can take) |", "## Where the default does not win", "round_robin (", "**Not the best**: mean TTFT: ",
 		"Doubtful: round_robin: the machine was too slow", "    inferrail simulate --trace $TRACES/mooncake_conversation_trace.jsonl --speed 1.8 --replicas 8 --profile reference --blocks 4000\n",
-		"![latency against rate](results/evaluation/conversation-rates.svg)",
+		"![latency against rate](results/evaluation/conversation-rates.svg)", "![latency against rate](results/evaluation/w4-rates.svg)",
+		"| p99 TTFT | 24/s | 48/s | 67/s | 88/s | 110/s |\n", "; 60 % of what round_robin can take.", "Beside virtual time, the median TTFT: cost_model 0 % above",
 	} {
 		if !strings.Contains(report, want) {
 			t.Errorf("the report lacks %q", want)
@@ -227,6 +235,14 @@ func checkReport(t *testing.T, dir string) {
 		if err := json.Unmarshal(readFile(t, x.file(results)), &c); err != nil {
 			t.Fatalf("%s: %v", run.Name, err)
 		}
+		if x.point {
+			for _, s := range c.Runs {
+				if want := inMS.write(s.TTFT.P99); !strings.Contains(string(report), "    "+run.Command+"\n") || !strings.Contains(string(report), " | "+want+" |") {
+					t.Errorf("%s: the report lacks its command, or %s's p99 of %s", run.Name, s.Policy, want)
+				}
+			}
+			continue
+		}
 		section, ok := sections[x.title]
 		if !ok || !strings.Contains(section, "    "+run.Command+"\n") {
 			t.Errorf("%s: no section, or not its command:\n%s", run.Name, section)
@@ -293,6 +309,22 @@ func TestPlan(t *testing.T) {
 			}
 		}
 	}
+	for g := range plan {
+		for i := range plan[g].experiments {
+			x := &plan[g].experiments[i]
+			for _, other := range []string{x.capacity, x.twin} {
+				if other != "" && planned(other) == nil {
+					t.Errorf("experiment %q: no experiment %q", x.name, other)
+				}
+			}
+			if x.capacity != "" && !strings.Contains(planned(x.capacity).args, "--find-capacity") {
+				t.Errorf("experiment %q: %s does not find a capacity", x.name, x.capacity)
+			}
+			if x.point && x.curve == "" {
+				t.Errorf("experiment %q is a point of no curve", x.name)
+			}
+		}
+	}
 	for _, target := range targets {
 		for _, name := range target.on {
 			if planned(name) == nil {
@@ -327,6 +359,10 @@ func TestTargets(t *testing.T) {
 	f("97 %", of(0, run("cost_model", 1, 1, 0.389, 1)), "38.9 % of 40.0 %: 97.2 %", true, true)
 	f("97 %", of(0, run("cost_model", 1, 1, 0.387, 1)), "38.7 % of 40.0 %: 96.8 %", false, true)
 	f("97 %", of(0, turns), "", false, false)
+	pooled := of(0, run("cost_model", 1, 1, 0.34, 1))
+	f("97 % of the reuse of one", pooled, "", false, false)
+	pooled.Pooled = 0.35
+	f("97 % of the reuse of one", pooled, "34.0 % of 35.0 %: 97.1 %", true, true)
 	f("hotspot", of(0, run("cost_model", 1, 1, 0.4, 1.1)), "1.100", true, true)
 	f("hotspot", of(0, run("cost_model", 1, 1, 0.4, 1.101)), "1.101", false, true)
 	f("mean TTFT within", of(400, turns, run("cost_model", 460, 1, 0.4, 1)), "460 ms, bound 400 ms: 15 % above (round_robin is at 2.50x)", true, true)
@@ -338,6 +374,15 @@ func TestTargets(t *testing.T) {
 	f("p99 TTFT 48 %", of(0, turns), "", false, false)
 	f("as good as", of(0, turns, run("cost_model", 1020, 9000, 0.4, 1)), "mean 2 % above, p99 10 % below", true, true)
 	f("as good as", of(0, turns, run("cost_model", 900, 10_500, 0.4, 1)), "mean 10 % below, p99 5 % above", false, true)
+	f("p99 TTFT 40 %", &workload.Comparison{Runs: []workload.Summary{turns, run("cost_model", 1, 6000, 0.4, 1)}, Bound: &workload.Summary{TTFT: workload.Quantiles{P99: 5000}}},
+		"6 s after 10 s: 40 % below (the bound: 50 % below)", true, true)
+	f("as good as", of(0, turns, run("cost_model", 1100, 9000, 0.4, 1)), "mean 10 % above, p99 10 % below", false, true)
+	several := of(0, turns, run("cost_model", 1100, 9000, 0.4, 1))
+	several.Runs[0].Spread = workload.Spread{Runs: 3, TTFTMean: [2]float64{950, 1060}}
+	several.Runs[1].Spread = workload.Spread{Runs: 3, TTFTMean: [2]float64{1050, 1200}}
+	f("as good as", several, "mean 10 % above, p99 10 % below", true, true)
+	several.Runs[1].Spread.TTFTMean[0] = 1070
+	f("as good as", several, "mean 10 % above, p99 10 % below", false, true)
 	capacity := of(0, turns)
 	f("at least one GPU", capacity, "", false, false)
 	capacity.Capacity = []workload.Capacity{{Policy: "round_robin", Rate: 10, GPUs: 8}, {Policy: "cost_model", Rate: 13, GPUs: 6}}
@@ -363,6 +408,15 @@ func TestLosses(t *testing.T) {
 	f("mean TTFT: lmetric (10 % below)", run("lmetric", 90, 1000, 5000, 0.5))
 	f("p99 TTFT: kv_aware (50 % below), p2c (20 % below); mean E2E: p2c (10 % below)", run("p2c", 100, 800, 4500, 0), run("kv_aware", 100, 500, 5000, 0.5))
 	f("tokens not cached: kv_aware (20 % below)", run("kv_aware", 200, 2000, 9000, 0.6))
+
+	// What seeds may have made.
+	several := func(s workload.Summary, least, most float64) workload.Summary {
+		s.Spread = workload.Spread{Runs: 3, TTFTMean: [2]float64{least, most}}
+		return s
+	}
+	ours = several(ours, 95, 110)
+	f("mean TTFT: lmetric (10 % below, seeds differ by more)", several(run("lmetric", 90, 1000, 5000, 0.5), 80, 95))
+	f("mean TTFT: lmetric (10 % below)", several(run("lmetric", 90, 1000, 5000, 0.5), 80, 94))
 }
 
 func TestFlatten(t *testing.T) {

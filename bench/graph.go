@@ -36,17 +36,17 @@ type graphMark struct {
 }
 
 const (
-	graphWidth, graphHeight   = 760.0, 430.0
-	graphLeft, graphRight     = 74.0, 150.0
-	graphTop, graphBottom     = 64.0, 66.0
-	titleSize, noteSize, grow = `font-size="15" font-weight="600"`, `font-size="11"`, 2.8
+	graphWidth, graphHeight = 760.0, 430.0
+	graphLeft, graphRight   = 74.0, 150.0
+	graphTop, graphBottom   = 64.0, 66.0
+	noteSize, grow          = `font-size="11"`, 2.8
 )
 
 // svg draws it.
 func (g *graph) svg() []byte {
 	d := newDrawing(graphWidth, graphHeight)
 	width, height := graphWidth-graphLeft-graphRight, graphHeight-graphTop-graphBottom
-	d.text(16, 26, "start", "", g.title, titleSize)
+	d.title(g.title)
 	d.text(16, 45, "start", "pale", g.note, noteSize)
 
 	xs, ys := []float64{g.x.least, g.x.most}, []float64{g.y.least, g.y.most}

@@ -487,5 +487,22 @@ func TestLoadNamesReplicas(t *testing.T) {
 			t.Errorf("request %d: %+v, want replica %d", i, r, want)
 		}
 	}
+}
 
+// One that is known and serves nothing keeps its number.
+func TestLoadKnowsReplicas(t *testing.T) {
+	names := []string{"e2", "another", "e1"}
+	l := &load{workload: &workload.Workload{}, replicas: []string{"e0", "e1", "e2"}}
+	var asked []*exchange
+	for _, name := range names {
+		asked = append(asked, &exchange{replica: name})
+	}
+	result := l.collect(asked)
+	var got []int
+	for _, r := range result.records {
+		got = append(got, r.Replica)
+	}
+	if !slices.Equal(result.replicas, []string{"e0", "e1", "e2", "another"}) || !slices.Equal(got, []int{2, 3, 1}) {
+		t.Errorf("replicas %q, requests are of %v", result.replicas, got)
+	}
 }

@@ -27,7 +27,7 @@ func (c *replicaChart) svg() []byte {
 	const top = 66.0
 	height := top + replicaStep*float64(max(len(c.rows), 1)) + 34
 	d := newDrawing(graphWidth, height)
-	d.text(16, 26, "start", "", c.title, titleSize)
+	d.title(c.title)
 	d.text(16, 45, "start", "pale", c.note, noteSize)
 	highest := 0
 	for i := range c.rows {

@@ -68,6 +68,13 @@ func (d *drawing) text(x, y float64, anchor, class, text string, attributes ...s
 	d.body = fmt.Appendf(d.body, ">%s</text>\n", escape(text))
 }
 
+// title writes a chart's title, smaller when it is long, so that it has room.
+func (d *drawing) title(text string) {
+	const size, letter = 15, 0.6 // a bold letter is about so wide, as a part of its height
+	fits := (d.width - 24) / (letter * float64(max(len([]rune(text)), 1)))
+	d.text(16, 26, "start", "", text, fmt.Sprintf(`font-size="%s" font-weight="600"`, coordinate(max(min(size, fits), 9))))
+}
+
 func (d *drawing) rect(class string, x, y, width, height float64, attributes ...string) {
 	d.body = fmt.Appendf(d.body, `<rect class="%s" x="%s" y="%s" width="%s" height="%s"`, class,
 		coordinate(x), coordinate(y), coordinate(max(width, 0)), coordinate(max(height, 0)))

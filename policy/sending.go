@@ -32,14 +32,18 @@ type Sending struct {
 	// chosen, but there is no connection yet. nil when that is over.
 	to       *Standing
 	promised Work
-	// at is the replica in whose backlog entry is, nil for none, with work.
-	at   *Standing
-	work Work
+	// at is the replica in whose backlog entry is, or is to be when it has a seat, nil
+	// for none, with work.
+	at      *Standing
+	work    Work
+	seating seating
 	// again: the request was sent twice, on another connection the second time.
 	again bool
 	// first is how long the first token has taken since Sent, 0 when it is not
 	// there, or not known to be.
 	first time.Duration
+	// whole: an answer has come that is no stream.
+	whole bool
 	// seen is what the first token has told of the replica's speed, and kept until
 	// the end of the answer if waits is set: the engine will tell what it had cached.
 	seen  Observation
@@ -72,7 +76,7 @@ func (p *Sending) Waited() bool { return p.at != nil }
 // Expect enters the prompt, which is about to be sent, in what s has before it.
 func (p *Sending) Expect(s *Standing, streams, exact bool, now time.Time) {
 	if p.at != nil {
-		p.at.Backlog.Leave(&p.entry, now)
+		p.at.seats.leave(p.at, p, false, now)
 		p.again = true
 	}
 	p.at, p.Sent, p.Streams, p.Exact = s, now, streams, exact
@@ -86,8 +90,7 @@ func (p *Sending) Expect(s *Standing, streams, exact bool, now time.Time) {
 		s.disturbed.Store(false)
 		s.Backlog.Disturbed(false) // nobody tells that any more
 	}
-	speed := s.Calibration.Speed()
-	s.Backlog.Enter(&p.entry, p.work, streams, now, speed.Time(p.work))
+	s.seats.enter(s, p, now)
 	s.Calibration.Sent()
 	s.prompts.Add(p.work.Tokens)
 	p.redeem()
@@ -120,6 +123,7 @@ func (p *Sending) First(inside, pending int, tells bool, now time.Time) (took ti
 	}
 	p.first = max(now.Sub(p.Sent), 1)
 	s := p.at
+	s.seats.began(s, p, now)
 	o, ok := s.Backlog.First(&p.entry, s.decoding(inside, pending, now), now)
 	switch {
 	case !ok || p.again:
@@ -138,6 +142,8 @@ func (p *Sending) Whole(now time.Time) {
 	if p.at == nil || p.Streams {
 		return
 	}
+	p.whole = true
+	p.at.seats.began(p.at, p, now)
 	if o, ok := p.at.Backlog.First(&p.entry, 0, now); ok && !o.Own {
 		p.at.Calibration.Observe(o)
 	}
@@ -147,7 +153,7 @@ func (p *Sending) Whole(now time.Time) {
 func (p *Sending) Leave(now time.Time) {
 	p.redeem()
 	if p.at != nil {
-		p.at.Backlog.Leave(&p.entry, now)
+		p.at.seats.leave(p.at, p, p.first > 0 || p.whole, now)
 		p.at = nil
 	}
 }

@@ -21,6 +21,7 @@ type Standing struct {
 
 	load        atomic.Pointer[Load] // what was told last, nil for nothing yet
 	promises    promises
+	seats       seats
 	prompts     RecentMean  // uncached tokens of prompts that were sent there
 	disturbed   atomic.Bool // Backlog was told so
 	tellsCached atomic.Bool // the engine has told what it had cached of a prompt
@@ -32,6 +33,23 @@ func (s *Standing) SetLoad(l *Load) {
 	_, waiting := l.Foreign()
 	s.Backlog.Disturbed(waiting > 0)
 	s.disturbed.Store(waiting > 0)
+}
+
+// SetSequences says how many sequences the engine runs at the same time, where those
+// are few: further ones wait until another has ended. 0 is any number. supposed: that
+// is a guess, and grows when more are seen to run.
+func (s *Standing) SetSequences(n int, supposed bool, now time.Time) {
+	s.seats.set(s, n, supposed, now)
+}
+
+// Sequences is how many sequences the engine is taken to run at the same time, 0 for
+// any number.
+func (s *Standing) Sequences() int { return int(s.seats.limit.Load()) }
+
+// begin lets a prompt into the backlog: the engine can begin with it.
+func (s *Standing) begin(p *Sending, now time.Time) {
+	speed := s.Calibration.Speed()
+	s.Backlog.Enter(&p.entry, p.work, p.Streams, now, speed.Time(p.work))
 }
 
 // Load is what SetLoad was told last.
@@ -50,6 +68,14 @@ func (s *Standing) Promised() Work { return s.promises.get() }
 func (s *Standing) Describe(c *Candidate, inside, pending int, now time.Time) {
 	speed := s.Calibration.Speed()
 	ahead, wait := s.Backlog.Ahead(&speed, now)
+	l := s.load.Load()
+	fresh := l.Fresh(now)
+	requests, waiting := 0, 0
+	if fresh {
+		requests, waiting = l.Foreign()
+	}
+	line, longer := s.seats.ahead(pending+requests, now)
+	ahead, wait = ahead.Plus(line), wait+longer
 	if w := s.promises.get(); w.Prompts > 0 {
 		ahead, wait = ahead.Plus(w), wait+speed.Time(w)
 	}
@@ -57,11 +83,10 @@ func (s *Standing) Describe(c *Candidate, inside, pending int, now time.Time) {
 	c.Speed, c.Ahead, c.Wait = speed, ahead, wait
 	inFlight, decoding := inside+pending, max(inside-int(ahead.Prompts), 0)
 	c.InFlight, c.Decoding = Count(inFlight), Count(decoding)
-	l := s.load.Load()
-	if !l.Fresh(now) {
+	if !fresh {
 		return
 	}
-	if requests, waiting := l.Foreign(); requests > 0 {
+	if requests > 0 {
 		others := l.ForeignWork(s.prompts.Get())
 		c.Ahead, c.Wait = ahead.Plus(others), wait+speed.Time(others)
 		c.InFlight, c.Decoding = Count(inFlight+requests), Count(decoding+requests-waiting)
@@ -130,6 +155,8 @@ const ownLag = 250 * time.Millisecond
 func (s *Standing) Own(inside int, now time.Time) Own {
 	speed := s.Calibration.Speed()
 	w, _ := s.Backlog.Ahead(&speed, now)
+	line, _ := s.seats.ahead(0, now)
+	w = w.Plus(line)
 	return Own{now, inside, int(math.Round(w.Prompts)), int(math.Round(w.Tokens))}
 }
 

@@ -29,7 +29,7 @@ func TestReport(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	only := "traces,rates,gpus,workloads,fleets,dio,admission,capacity,http-w1"
+	only := "traces,rates,gpus,workloads,fleets,dio,admission,capacity,http-w1,virtual-w1"
 	p := start(t, "bench", "report", "--tiny", "--traces", traces, "--only", only, "-o", out)
 	select {
 	case status := <-p.status:
@@ -44,7 +44,7 @@ func TestReport(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"### W3 agents", "### W1 over HTTP", "They say nothing", "| **cost_model** |", "_bound_"} {
+	for _, want := range []string{"### W3 agents, 16/s", "### W1 over HTTP", "They say nothing", "| **cost_model** |", "_bound_"} {
 		if !strings.Contains(string(report), want) {
 			t.Errorf("the report lacks %q", want)
 		}

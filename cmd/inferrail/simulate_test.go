@@ -55,7 +55,7 @@ func TestSimulateJSON(t *testing.T) {
 	if err := json.Unmarshal([]byte(texts[0]), &c); err != nil {
 		t.Fatal(err)
 	}
-	if len(c.Runs) != 2 || len(c.All) != 4 || c.Face != "virtual" || c.Replicas != 2 || c.Bound == nil || c.Infinite <= 0 || c.Least <= 0 {
+	if len(c.Runs) != 2 || len(c.All) != 4 || c.Face != "virtual" || c.Replicas != 2 || c.Bound == nil || c.Infinite <= 0 || c.Pooled <= 0 || c.Least <= 0 {
 		t.Errorf("%+v", c)
 	}
 	var raw struct {

@@ -89,7 +89,7 @@ func TestTrial(t *testing.T) {
 	fails("missing flags: --url=", "-w", "w1")
 	fails("--workload or --trace is missing; workloads are ", "--url", engine.URL())
 	fails(`--url "sim": want http://HOST:PORT`, "-w", "w1", "--url", "sim")
-	fails("cannot find out the model, give --model: GET "+engine.URL()+"/v1/models: status 401", "-w", "w1", "--url", engine.URL())
+	fails("does not tell its model: GET "+engine.URL()+"/v1/models: status 401: give its key as --api-key", "-w", "w1", "--url", engine.URL())
 	fails("no request was served", "-w", "w1", "--url", engine.URL(), "--model", "sim", "--api-key", "wrong")
 	fails("no request was served", "-w", "w1", "--url", "http://127.0.0.1:1", "--model", "sim")
 	fails("the figures should not be relied on", "-w", "w1", "--url", engine.URL(), "--api-key", "secret", "--max-lag", "1ns")

@@ -83,7 +83,12 @@ func newAgent(r *run, number int, p policy.Policy, seed uint64) (*agent, error) 
 	for i := range a.slots {
 		c := &r.configs[i]
 		s := &a.slots[i]
-		a.index.Join(i, index.SlotConfig{Model: model, BlockSize: c.BlockSize, Capacity: c.NumGPUBlocks, AfterPrefill: c.Engine == "sglang"})
+		cache := index.SlotConfig{Model: model, BlockSize: c.BlockSize, Capacity: c.NumGPUBlocks, AfterPrefill: c.Engine == "sglang"}
+		if c.Engine == "llamacpp" || c.Engine == "ollama" {
+			cache.Sequences = c.MaxNumSeqs
+			s.standing.SetSequences(c.MaxNumSeqs, false, r.clock())
+		}
+		a.index.Join(i, cache)
 		s.peer = policy.Peer{Standing: &s.standing, Models: []string{model}}
 		a.peers = append(a.peers, &s.peer)
 		a.believe(i, "")
@@ -138,17 +143,13 @@ func (a *agent) try(v *visit) bool {
 
 // describe fills the candidates and chooses among them.
 func (a *agent) describe(v *visit, now time.Time) {
-	a.fill(v, now)
-	v.asked.Rand, v.asked.Turn = a.random.Uint64(), a.turns
-	a.turns++
-	v.choice = policy.Choose(a.policy, &v.asked, a.candidates, a.costs).Index
-	v.expected = policy.TTFT(&v.asked, &a.candidates[v.choice])
-}
-
-// fill fills the candidates.
-func (a *agent) fill(v *visit, now time.Time) {
 	r := a.run
 	a.look(v)
+	if !v.turned {
+		// As in the proxy, the first turn is 1, and who waits keeps the one it had.
+		a.turns++
+		v.turned, v.asked.Rand, v.asked.Turn = true, a.random.Uint64(), a.turns
+	}
 	for i := range a.slots {
 		s, c := &a.slots[i], &a.candidates[i]
 		s.standing.Describe(c, s.inFlight, 0, now)
@@ -170,6 +171,8 @@ func (a *agent) fill(v *visit, now time.Time) {
 			c.CachedGPU, c.CachedCPU = policy.Count(p.CachedBlocks(h[index.GPU])), policy.Count(p.CachedBlocks(h[index.CPU]))
 		}
 	}
+	v.choice = policy.Choose(a.policy, &v.asked, a.candidates, a.costs).Index
+	v.expected = policy.TTFT(&v.asked, &a.candidates[v.choice])
 }
 
 // prefixTokens is how much of a prompt's beginning policy.Request.Prefix stands for, as

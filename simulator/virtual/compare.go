@@ -196,14 +196,15 @@ func (p *Plan) Compare(ctx context.Context) (*workload.Comparison, error) {
 	bound.Curves = bounds[0].Curves
 	c.Bound = &bound
 	c.Infinite = median(limits, func(l *limit) float64 { return l.infinite })
+	c.Pooled = median(limits, func(l *limit) float64 { return l.pooled })
 	c.Least = median(limits, func(l *limit) float64 { return l.least })
 	return c, nil
 }
 
 // limit is what no policy can be better than with one workload.
 type limit struct {
-	bound                    workload.Summary
-	infinite, ceiling, least float64
+	bound                            workload.Summary
+	infinite, ceiling, pooled, least float64
 }
 
 func (p *Plan) limit(w *workload.Workload, warm time.Duration) (limit, error) {
@@ -220,7 +221,7 @@ func (p *Plan) limit(w *workload.Workload, warm time.Duration) (limit, error) {
 		least = p.Fleet.Least(records, warm)
 	}
 	return limit{
-		bound: bound, infinite: chains.Infinite(), ceiling: chains.Ceiling(blocks), least: milliseconds(least),
+		bound: bound, infinite: chains.Infinite(), ceiling: chains.Ceiling(blocks), pooled: chains.Pooled(blocks), least: milliseconds(least),
 	}, nil
 }
 

@@ -46,7 +46,7 @@ func (inTurns) Score(r *policy.Request, candidates []policy.Candidate, costs []f
 	for i := range candidates {
 		costs[i] = 1
 	}
-	costs[r.Turn%uint64(len(candidates))] = 0
+	costs[(r.Turn-1)%uint64(len(candidates))] = 0
 	return 0
 }
 

@@ -98,6 +98,7 @@ type visit struct {
 	record  *workload.Record
 	agent   *agent
 	asked   policy.Request
+	turned  bool // asked has its turn
 	sending policy.Sending
 	claim   index.Claim
 	ticket  policy.Ticket[*visit]
@@ -308,7 +309,7 @@ func (r *run) happen(n *note) {
 func (r *run) arrive(v *visit) {
 	e := r.engines[v.engine]
 	if !e.Fits(len(v.seq.Prompt) + v.seq.Output) {
-		v.record.Failure = "too long"
+		v.record.Failure = "longer than an engine has room for"
 		v.agent.lose(v)
 		r.over(v)
 		return

@@ -49,6 +49,7 @@ func newScene(t testing.TB, seed uint64) *scene {
 	cfg.MaxModelLen = (cfg.NumGPUBlocks - 1) * cfg.BlockSize
 	if cfg.Engine == "llamacpp" || cfg.Engine == "ollama" {
 		cfg.MaxNumSeqs = max(1, cfg.MaxModelLen/4500) // each has its part of the cache
+		cfg.MaxModelLen = 0
 	}
 	s := &scene{workload: w, seed: seed, fleet: Fleet{
 		Engines: slices.Repeat([]simulator.Config{cfg}, 1+rng.IntN(5)), Agents: 1 + rng.IntN(3), Events: rng.IntN(2) == 0,
@@ -172,6 +173,26 @@ func TestServeRepeats(t *testing.T) {
 	}
 }
 
+// Turns are as in the proxy: the first is number 1, and a request that is refused and
+// waits keeps the one it has.
+func TestServeInTurns(t *testing.T) {
+	w := &workload.Workload{}
+	for i := range 40 {
+		w.Requests = append(w.Requests, workload.Request{At: time.Duration(i) * time.Millisecond, Parts: []workload.Part{{ID: uint64(i), Tokens: 3000}}, Output: 50})
+	}
+	cfg := reference()
+	cfg.MaxNumSeqs = 2
+	for _, admission := range []Admission{{}, {Mode: policy.AdmissionModes()[0], Budget: 500 * time.Millisecond, Queue: 40, Timeout: time.Hour}} {
+		fleet := Fleet{Engines: slices.Repeat([]simulator.Config{cfg}, 3), Admission: admission}
+		o := (&scene{workload: w, policy: inTurns{}, fleet: fleet}).serve(t)
+		for k := range o.Records {
+			if got := o.Records[k].Replica; got != k%3 {
+				t.Fatalf("admission %q: request %d is served by replica %d, want %d", admission.Mode, k, got, k%3)
+			}
+		}
+	}
+}
+
 // Before one replica there is nothing to choose.
 func TestServeOneReplica(t *testing.T) {
 	w, err := workload.Generate(workload.Options{Name: "w2", Rate: 5, Requests: 200, Longest: 4000})
@@ -255,7 +276,7 @@ func TestServeTooLong(t *testing.T) {
 	for i := range o.Records {
 		got = append(got, o.Records[i].Failure)
 	}
-	if want := []string{"", "too long", "", "its prompt is empty", "too long", ""}; !slices.Equal(got, want) {
+	if want := []string{"", "longer than an engine has room for", "", "its prompt is empty", "longer than an engine has room for", ""}; !slices.Equal(got, want) {
 		t.Errorf("failures are %q, want %q", got, want)
 	}
 	if last := o.Records[5]; last.First-last.Sent > 100*time.Millisecond {

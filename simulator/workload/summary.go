@@ -109,8 +109,12 @@ type Comparison struct {
 	// Least is the mean time to first token, in milliseconds, that is proven to be the
 	// least of all, where Bound is a mark to measure by; 0 where it was not asked.
 	Least float64 `json:"least_ttft,omitzero"`
-	// Infinite is the hit rate of a cache that never forgets.
+	// Infinite is the hit rate of a cache that never forgets, and Pooled that of one that
+	// is as large as all caches together and gives up what was used the longest time ago,
+	// as they do. Where Ceiling has what nobody can pass, Pooled has what caches would have
+	// that lose nothing by being several. Both are 0 where nobody asked.
 	Infinite float64 `json:"infinite_hit_rate,omitzero"`
+	Pooled   float64 `json:"pooled_hit_rate,omitzero"`
 	// Capacity is the highest rate at which each policy keeps the limits.
 	Capacity []Capacity `json:"capacity,omitempty"`
 	// Marks are what was done to the engines while they served, for charts.
@@ -287,24 +291,6 @@ func median(values []float64) float64 {
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
-
-// MediansByPolicy returns for each policy, in the order of their first runs, the Medians
-// of its runs.
-func MediansByPolicy(runs []Summary) []Summary {
-	var policies []string
-	by := map[string][]Summary{}
-	for _, s := range runs {
-		if by[s.Policy] == nil {
-			policies = append(policies, s.Policy)
-		}
-		by[s.Policy] = append(by[s.Policy], s)
-	}
-	var out []Summary
-	for _, p := range policies {
-		out = append(out, Medians(by[p]))
-	}
-	return out
-}
 
 // Medians returns the medians of at least one run of a policy, each measure by itself,
 // and how far they are apart. Doubts are those of any run.
