@@ -45,5 +45,6 @@
 //	shadow.go        policies beside the live one, and their regret
 //	admission.go     whether a request is taken, separate from where it goes
 //	queue.go         the order of those that wait: classes, and tenants in turn
+//	holding.go       what is held back until a replica is nearly free, shortest first
 //	budget.go        what an API key may use
 package policy

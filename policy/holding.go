@@ -18,6 +18,21 @@ import "slices"
 // there; of the others it is planned that they will, and those behind them know of that.
 // Where replicas idle nobody is held.
 //
+// What it gives was measured in virtual time with one seed, against sending at once, with
+// a Lead of 100 ms. Before engines that are soon full of long prompts the mean time to
+// first token is less: 836 instead of 989 ms of the conversations before 4 H100, 761
+// instead of 798 of the synthetic trace, 1,052 instead of 1,164 of Azure's code. With 4
+// agents, each of which holds its own, it is 1,082 instead of 1,163 ms. Drawn workloads
+// that share prefixes have 2 % less to 8 % less, or the same. Of the reference fleet the
+// conversations have 1.15 times the bound instead of 1.17, and 1.18 instead of 1.24 at 1.8
+// times their speed; the synthetic trace is within noise. The 99th percentile is 18 % less
+// to 3 % more; that of the time to the end is 19 % more of the synthetic trace before 4
+// H100, and 26 % less of Azure's code. So the target of 1.15 at 1.8 times is not met by
+// order either: what is left is recomputed at one replica because another that has it is
+// busy, and neither other weights, nor keeping long prompts apart, nor delaying them, nor
+// sparing replicas that much was sent to lately gave less than 1.16. With a Lead of 20 ms,
+// and an ageing of 50, the mean of W1 was five times as long before engines in steps.
+//
 //	h.Hold(request, came, prefill)
 //	h.Begin(replicas)
 //	for {

@@ -143,20 +143,13 @@ func (a *agent) try(v *visit) bool {
 
 // describe fills the candidates and chooses among them.
 func (a *agent) describe(v *visit, now time.Time) {
-	a.fill(v, now)
+	r := a.run
+	a.look(v)
 	if !v.turned {
 		// As in the proxy, the first turn is 1, and who waits keeps the one it had.
 		a.turns++
 		v.turned, v.asked.Rand, v.asked.Turn = true, a.random.Uint64(), a.turns
 	}
-	v.choice = policy.Choose(a.policy, &v.asked, a.candidates, a.costs).Index
-	v.expected = policy.TTFT(&v.asked, &a.candidates[v.choice])
-}
-
-// fill fills the candidates.
-func (a *agent) fill(v *visit, now time.Time) {
-	r := a.run
-	a.look(v)
 	for i := range a.slots {
 		s, c := &a.slots[i], &a.candidates[i]
 		s.standing.Describe(c, s.inFlight, 0, now)
@@ -178,6 +171,8 @@ func (a *agent) fill(v *visit, now time.Time) {
 			c.CachedGPU, c.CachedCPU = policy.Count(p.CachedBlocks(h[index.GPU])), policy.Count(p.CachedBlocks(h[index.CPU]))
 		}
 	}
+	v.choice = policy.Choose(a.policy, &v.asked, a.candidates, a.costs).Index
+	v.expected = policy.TTFT(&v.asked, &a.candidates[v.choice])
 }
 
 // prefixTokens is how much of a prompt's beginning policy.Request.Prefix stands for, as

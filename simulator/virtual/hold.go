@@ -10,7 +10,7 @@ import (
 // hold takes a request that is sent when a replica is nearly free for it, which may be
 // at once.
 func (a *agent) hold(v *visit) {
-	a.fill(v, a.run.clock())
+	a.describe(v, a.run.clock())
 	least := float64(policy.MostTTFT)
 	for i := range a.candidates {
 		least = min(least, a.prefill(v, i))
