@@ -166,7 +166,7 @@ bench-policy: ## measure how long each policy takes to choose among 8 to 1,000 r
 		go test -count 1 -timeout 0 -run '^TestPolicyTiming$$' -v ./policy
 
 TRACES ?= $(INFERRAIL_TRACES)
-report: build ## evaluate every policy in virtual time and over HTTP, and write bench/REPORT.md; half an hour. make report TRACES=DIR ARGS=--virtual
+report: build ## evaluate every policy in virtual time and over HTTP, and write bench/REPORT.md; half an hour. make report TRACES=DIR ARGS=--virtual, or ARGS=--missing to go on
 	bin/inferrail bench report $(if $(TRACES),--traces $(TRACES)) $(ARGS)
 
 SOAK ?= 20m

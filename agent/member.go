@@ -145,7 +145,7 @@ func (m *member) configureLocked(rc ReplicaConfig, source string) {
 	m.cfg = rc
 	m.replica.SetBounds(rc.MaxConcurrency, rc.MaxPending)
 	m.replica.SetLarge(rc.Tier == "large")
-	m.replica.SetAllChats(rc.Engine == "ollama" || rc.VRAM > 0)
+	m.replica.SetAllChats(m.allChats())
 	// A key in a file is read by the check that follows; until then the
 	// member goes on with the one it has.
 	if rc.APIKeyFile == "" {

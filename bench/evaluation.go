@@ -23,6 +23,7 @@ import (
 // report says comes from these files, so that it can be written anew without a run.
 type Evaluation struct {
 	Only    []string `placeholder:"NAME" help:"Experiments or sections to run; of the others the report has what was found before."`
+	Missing bool     `help:"Run only what there are no results of, or results of another command: to go on after an interruption."`
 	Virtual bool     `help:"Run only what runs in virtual time."`
 	Write   bool     `help:"Run nothing; write the report about what there is."`
 	Tiny    bool     `help:"A few requests of everything, to see that it runs. Such numbers say nothing."`
@@ -59,11 +60,11 @@ func (e *Evaluation) Run(ctx context.Context) error {
 	if err := os.MkdirAll(results, 0o755); err != nil {
 		return fmt.Errorf("folder for results: %w", err)
 	}
-	chosen, err := e.chosen()
+	meta, err := readEvaluated(results)
 	if err != nil {
 		return err
 	}
-	meta, err := readEvaluated(results)
+	chosen, err := e.chosen(meta)
 	if err != nil {
 		return err
 	}
@@ -114,8 +115,8 @@ func (e *Evaluation) Run(ctx context.Context) error {
 	return nil
 }
 
-// chosen are the experiments to run.
-func (e *Evaluation) chosen() (chosen []*experiment, err error) {
+// chosen are the experiments to run, when there are the results of meta.
+func (e *Evaluation) chosen(meta *evaluated) (chosen []*experiment, err error) {
 	known := map[string]bool{}
 	needs := false
 	for g := range plan {
@@ -124,6 +125,9 @@ func (e *Evaluation) chosen() (chosen []*experiment, err error) {
 			x := &plan[g].experiments[i]
 			known[x.name] = true
 			if e.Virtual && x.slow || len(e.Only) > 0 && !slices.Contains(e.Only, x.name) && !slices.Contains(e.Only, plan[g].id) {
+				continue
+			}
+			if e.Missing && slices.ContainsFunc(meta.Runs, func(r evaluatee) bool { return r.Name == x.name && r.Command == x.shown() }) {
 				continue
 			}
 			chosen = append(chosen, x)

@@ -128,6 +128,25 @@ func TestEvaluation(t *testing.T) {
 		t.Error("the same results make another report")
 	}
 
+	// Nothing is missing, until one of them was found by another command.
+	again = *e
+	again.Missing = true
+	stderr.Reset()
+	if err := again.Run(t.Context()); err != nil || stderr.Len() > 0 {
+		t.Errorf("%v; has run\n%s", err, stderr)
+	}
+	meta, err := readEvaluated(results)
+	if err != nil {
+		t.Fatal(err)
+	}
+	meta.Runs[slices.IndexFunc(meta.Runs, func(r evaluatee) bool { return r.Name == "w4" })].Command = "inferrail simulate"
+	if err := meta.write(results); err != nil {
+		t.Fatal(err)
+	}
+	if err := again.Run(t.Context()); err != nil || !strings.Contains(stderr.String(), "  1/1  w4 ") {
+		t.Errorf("%v; has run\n%s", err, stderr)
+	}
+
 	// One of them is run again, and the others' numbers stay. One that fails leaves what
 	// was found before.
 	t.Setenv("TEST_COMPARE_W2", "fail")
@@ -135,7 +154,7 @@ func TestEvaluation(t *testing.T) {
 	before := readFile(t, filepath.Join(results, "w2.json"))
 	e.Only = []string{"w1", "w2", "w3"}
 	stderr.Reset()
-	err := e.Run(t.Context())
+	err = e.Run(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "2 of 3 experiments have failed") || !strings.Contains(err.Error(), "w2: exit status 1: it cannot be done") ||
 		!strings.Contains(err.Error(), "w3: comparison") {
 		t.Errorf("%v", err)

@@ -55,7 +55,7 @@ const reference = " --replicas 8 --profile reference --blocks 4000"
 const (
 	gpu   = " --replicas 8 --profile h100-llama-8b"
 	large = " --replicas 8 --profile h200-qwen-32b"
-	mixed = " --profile h100-llama-8b=4 --profile l4-llama-8b=4"
+	mixed = " --profile h100-llama-8b=4 --profile l40s-llama-8b=4"
 	small = " --profile t4-qwen-3b"
 )
 
@@ -77,7 +77,7 @@ const (
 const limited = "simulate --workload dio-matched --rate 15 --requests 2000 --replicas 2" + small + " --budget 300ms --slo-ttft 300ms" + seeds + few
 
 // overHTTP is what two cores can serve in real time with engines and load beside them.
-const overHTTP = " --profile h200-qwen-32b --replicas 4 --requests 500"
+const overHTTP = " --profile h200-qwen-32b --replicas 4 --requests 400"
 
 // plan is the evaluation, in the order in which it runs and is reported.
 var plan = []group{
@@ -93,13 +93,13 @@ var plan = []group{
 			{name: "synthetic-fast", title: "Mooncake synthetic at 1.8x", charts: []string{"ttft"}, args: synthetic + " --speed 1.8" + reference},
 		}},
 	{id: "gpus", title: "Traces before engines like real ones",
-		about: "Engines that batch, prefill in chunks and disturb decoding with it, with the speed and the cache of one H200 that serves Qwen3-32B each. " +
+		about: "Engines that batch, prefill in chunks and disturb decoding with it, with the speed and the cache of an H100 that serves Llama-3.1-8B, or of an H200 that serves Qwen3-32B. " +
 			"The traces of Azure have no prefixes: nothing is shared in them, and only balance counts.",
 		experiments: []experiment{
-			{name: "conversation-h200", title: "Mooncake conversation, 8 x H200", charts: []string{"ttft"}, args: conversation + large},
-			{name: "synthetic-h200", title: "Mooncake synthetic, 8 x H200", charts: []string{"ttft"}, args: synthetic + large},
+			{name: "conversation-h100", title: "Mooncake conversation, 4 x H100", charts: []string{"ttft"}, args: conversation + " --replicas 4 --profile h100-llama-8b"},
+			{name: "synthetic-h100", title: "Mooncake synthetic, 4 x H100", charts: []string{"ttft"}, args: synthetic + " --replicas 4 --profile h100-llama-8b"},
 			{name: "azure-conversation", title: "Azure conversation at 4x, 8 x H200", args: "simulate --trace TRACES/azure2023_conv.csv --speed 4 --requests 8000" + large},
-			{name: "azure-code", title: "Azure code at 6x, 8 x H200", args: "simulate --trace TRACES/azure2023_code.csv --speed 6" + large},
+			{name: "azure-code", title: "Azure code at 3x, 8 x H200", args: "simulate --trace TRACES/azure2023_code.csv --speed 3 --requests 4000" + large},
 		}},
 	{id: "workloads", title: "Workloads",
 		about: "Drawn traffic of six kinds, three seeds each, at about 60 % and 85 % of what round_robin can take of it (section Capacity); the rows are medians. " +
@@ -152,7 +152,7 @@ var plan = []group{
 	{id: "fleets", title: "Other fleets",
 		about: "What real fleets have: engines of different speed, several agents that do not know of one another, and caches that nobody tells of, as when all events are lost.",
 		experiments: []experiment{
-			{name: "mixed", title: "W2 on 4 x H100 and 4 x L4", charts: []string{"ttft", "replicas"}, args: "simulate --workload w2 --rate 25 --requests 5000" + mixed + seeds},
+			{name: "mixed", title: "W2 on 4 x H100 and 4 x L40S, 60/s", charts: []string{"ttft", "replicas"}, args: "simulate --workload w2 --rate 60 --requests 8000" + mixed + seeds},
 			{name: "agents", title: "Mooncake conversation through 4 agents", args: conversation + " --agents 4" + reference + few},
 			{name: "no-events", title: "Mooncake conversation, all KV events lost", args: conversation + " --no-events" + reference + few},
 		}},

@@ -53,6 +53,8 @@ type loaded struct {
 	busy, stolen float64
 	mostAtOnce   int
 	interrupted  bool
+	// told: an answer has said how much of its prompt was cached, if only nothing.
+	told bool
 }
 
 // ahead is how many requests are made before they are due.
@@ -185,6 +187,7 @@ func (l *load) collect(asked []*exchange) *loaded {
 			result.why[why] = x.detail
 		}
 		result.records = append(result.records, x.record)
+		result.told = result.told || x.told
 	}
 	return result
 }

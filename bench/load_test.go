@@ -156,9 +156,13 @@ func TestLoadMeasuresToTheEnd(t *testing.T) {
 		end(w, 3)
 	}, 3, 3, time.Millisecond).mustRun(t)
 	for _, r := range result.records {
-		if took := r.End - r.First; r.Output != 3 || len(r.Gaps) != 0 || took < silent || took > time.Second {
+		if r.Output != 3 || len(r.Gaps) != 0 || r.End-r.First < silent {
 			t.Errorf("%+v", r)
 		}
+	}
+	// A busy machine may hold up one, and what was added by design is added to all.
+	if !slices.ContainsFunc(result.records, func(r workload.Record) bool { return r.End-r.First < time.Second }) {
+		t.Errorf("none was over before its stream was: %+v", result.records)
 	}
 }
 

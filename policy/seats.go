@@ -18,10 +18,12 @@ type seats struct {
 	limit atomic.Int32 // 0: none, or not known
 
 	mu sync.Mutex // guards the rest
-	// supposed: nobody has told the limit. early is how many more prompts, of those that
-	// were in line, had their first token there than when they had a seat.
+	// supposed: nobody has told the limit. More have been seen to run since over, 0 when
+	// they do not; beyond is how often they did for long, less how often who was in line
+	// began only when there was a seat.
 	supposed bool
-	early    int
+	over     int64
+	beyond   int
 	taken    int
 	// sum is when those were taken that are, in nanoseconds after epoch, summed up.
 	epoch time.Time
@@ -51,19 +53,23 @@ const (
 	seated
 )
 
-// tooEarly is how many prompts more must have begun before they had a seat than after,
-// until one seat more is supposed.
-const tooEarly = 4
+// beyondLimit is how often more must have run than was supposed, for a part of an
+// answer, until one seat more is supposed. An end that is seen after the next one's
+// first token is over sooner.
+const (
+	beyondLimit = 4
+	beyondPart  = 4
+)
 
 // set says how many seats there are, 0 for no limit; supposed when that is a guess,
 // which is corrected by what is seen.
 func (t *seats) set(s *Standing, limit int, supposed bool, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if supposed && t.supposed && int(t.limit.Load()) > limit {
-		return // it has proved to be more
+	if now := int(t.limit.Load()); supposed == t.supposed && (now == limit || supposed && limit > 0 && now > limit) {
+		return // it is known, or has proved to be more
 	}
-	t.supposed, t.early = supposed, 0
+	t.supposed, t.over, t.beyond = supposed, 0, 0
 	t.limit.Store(Count(max(limit, 0)))
 	t.grantLocked(s, now)
 }
@@ -142,13 +148,11 @@ func (t *seats) began(s *Standing, p *Sending, now time.Time) {
 		// and not here yet.
 		t.unlinkLocked(p)
 		t.seatLocked(p, now)
-		if t.early++; t.supposed && t.early >= tooEarly {
-			t.early = 0
-			t.limit.Add(1)
-			t.grantLocked(s, now)
+		if t.over == 0 && t.taken > int(t.limit.Load()) {
+			t.over = p.seating.at
 		}
 	case p.seating.queued:
-		t.early = max(t.early-1, 0)
+		t.beyond = max(t.beyond-1, 0)
 	}
 }
 
@@ -166,7 +170,20 @@ func (t *seats) leave(s *Standing, p *Sending, answered bool, now time.Time) {
 	case inLine:
 		t.unlinkLocked(p)
 	case seated:
+		if stay := t.stay.Get(); t.supposed && t.over != 0 && float64(int64(now.Sub(t.epoch))-t.over)*beyondPart > stay*1e9 {
+			t.over = 0
+			if t.beyond++; t.beyond >= beyondLimit {
+				t.beyond = 0
+				t.limit.Add(1)
+			}
+		}
 		t.taken -= e.n
+		switch {
+		case t.taken <= int(t.limit.Load()):
+			t.over = 0
+		case t.over == 0:
+			t.over = int64(now.Sub(t.epoch))
+		}
 		t.sum -= e.at * int64(e.n)
 		if stay := int64(now.Sub(t.epoch)) - e.at; answered && stay > 0 {
 			t.stay.Add(float64(stay) / 1e9)

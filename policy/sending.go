@@ -137,11 +137,11 @@ func (p *Sending) First(inside, pending int, tells bool, now time.Time) (took ti
 	}
 	p.first = max(now.Sub(p.Sent), 1)
 	s := p.at
+	s.seats.began(s, p, now)
 	if p.foretold > 0 && p.Streams && !p.again {
 		speed := s.Calibration.Speed()
 		s.late[p.moment].Add(p.first.Seconds(), p.foretold, speed.Time(Prefill(shortPrompt, 0)))
 	}
-	s.seats.began(s, p, now)
 	o, ok := s.Backlog.First(&p.entry, s.decoding(inside, pending, now), now)
 	switch {
 	case !ok || p.again:

@@ -123,7 +123,10 @@ func TestContestFailure(t *testing.T) {
 			t.Errorf("error %v, want %q", err, want)
 		}
 	}
-	f(func(c *bench.Contest) { c.Policies = []string{"best"} }, `"best" is unknown; want cost_model`)
+	f(func(c *bench.Contest) { c.Policies = []string{"round_robin", "best"} }, `--policies: no policy "best"; there are cost_model`)
+	f(func(c *bench.Contest) { c.Policies = []string{"cost_model:own_work=2"} }, "weights are for --routing")
+	f(func(c *bench.Contest) { c.JSON = filepath.Join(c.JSON, "none", "a.json") }, "--json: open ")
+	f(func(c *bench.Contest) { c.Plot = "/proc/charts" }, "mkdir /proc/charts")
 	f(func(c *bench.Contest) { c.Policies = nil }, "nothing to compare")
 	f(func(c *bench.Contest) { c.Workload = "w9" }, `there is no workload "w9"`)
 	f(func(c *bench.Contest) { c.Replicas = 0 }, "--replicas must be 1 to 64")

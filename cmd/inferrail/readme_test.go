@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/inferrail/inferrail/agent"
+	"github.com/inferrail/inferrail/simulator"
 )
 
 // readmes are those for users.
@@ -152,6 +153,25 @@ func TestReadmeHasEveryKey(t *testing.T) {
 		short := regexp.MustCompile("(?m)^\\| `" + regexp.QuoteMeta(key) + "`")
 		if !row.MatchString(readme) && !short.MatchString(readme) {
 			t.Errorf("the configuration key %s is not in the table", key)
+		}
+	}
+}
+
+// The simulator's README names every fault, and each can be had from the start by a flag.
+func TestReadmeHasEveryFault(t *testing.T) {
+	readme := read(t, "simulator/README.md")
+	help := start(t, "sim", "--help")
+	help.exit(0)
+	faults := configKeys(reflect.TypeFor[simulator.Faults](), "")
+	if len(faults) < 20 {
+		t.Errorf("only %d faults found: %v", len(faults), faults)
+	}
+	for _, name := range faults {
+		if !strings.Contains(readme, "`"+name+"`") {
+			t.Errorf("the fault %s is not in the table", name)
+		}
+		if flag := "--fault-" + strings.ReplaceAll(name, "_", "-"); !strings.Contains(help.stdout.String(), flag) {
+			t.Errorf("there is no flag %s", flag)
 		}
 	}
 }

@@ -47,6 +47,8 @@ type simulateCommand struct {
 	Throttle []string      `name:"throttle" placeholder:"ENGINE:FACTOR:FROM:UNTIL" help:"Make an engine so many times slower for a while (0:8:60s:120s), repeatable; without UNTIL for good."`
 	Slow     []string      `name:"slow" placeholder:"ENGINE:FACTOR" help:"Make an engine so many times slower from the beginning on, repeatable."`
 
+	Hold time.Duration `name:"hold" default:"0s" help:"Agents hold requests back until a replica has less than so much work before it (100ms), and send the shortest first; 0 sends each at once."`
+
 	Admission string        `name:"admission" placeholder:"MODE" help:"Refuse requests: rank_only, empirical or absolute. Default: take all."`
 	Budget    time.Duration `name:"budget" default:"0s" help:"Time to first token that each request grants; 0 is any."`
 	Queue     int           `name:"queue" default:"0" help:"Requests that wait at each agent instead of being refused."`
@@ -92,7 +94,10 @@ func (c *simulateCommand) Run(ctx context.Context, e *env) error {
 		comparison.Capacity, err = plan.FindCapacity(ctx)
 	}
 	stop()
-	if err != nil {
+	switch {
+	case errors.Is(context.Cause(ctx), errInterrupted):
+		return fmt.Errorf("%w; nothing was written", errInterrupted)
+	case err != nil:
 		return err
 	}
 	return c.write(e, plan, comparison)
@@ -204,6 +209,8 @@ func (c *simulateCommand) plan() (*virtual.Plan, error) {
 	bad(c.WarmUp < 0, "--warm-up must not be negative, got %v", c.WarmUp)
 	bad(c.Lag < 0 || c.EventLag < 0, "--lag and --event-lag must not be negative, got %v and %v", c.Lag, c.EventLag)
 	bad(c.Budget < 0, "--budget must not be negative, got %v", c.Budget)
+	bad(c.Hold < 0, "--hold must not be negative, got %v", c.Hold)
+	bad(c.Hold > 0 && c.Admission != "", "--hold and --admission exclude each other")
 	bad(c.Queue < 0, "--queue must not be negative, got %d", c.Queue)
 	bad(c.SLOTTFT < 0 || c.SLOTPOT < 0, "--slo-ttft and --slo-tpot must not be negative, got %v and %v", c.SLOTTFT, c.SLOTPOT)
 	bad(c.FindCapacity && c.SLOTTFT == 0 && c.SLOTPOT == 0, "--find-capacity needs --slo-ttft or --slo-tpot")
@@ -226,10 +233,8 @@ func (c *simulateCommand) plan() (*virtual.Plan, error) {
 	}
 	bad(c.TraceModel != "" && c.Workload != "", "--trace-model is of use with --trace only")
 	// A long search must not end in a file that cannot be written.
-	if c.JSON != "" && c.JSON != "-" {
-		if err := canWrite(c.JSON); err != nil {
-			errs = append(errs, fmt.Errorf("--json: %w", err))
-		}
+	if err := bench.CanWrite(c.JSON); err != nil {
+		errs = append(errs, fmt.Errorf("--json: %w", err))
 	}
 	if c.Plot != "" {
 		if err := os.MkdirAll(c.Plot, 0o755); err != nil {
@@ -245,7 +250,7 @@ func (c *simulateCommand) plan() (*virtual.Plan, error) {
 		Limits: workload.Limits{TTFT: milliseconds(c.SLOTTFT), TPOT: milliseconds(c.SLOTPOT)},
 		Fleet: virtual.Fleet{
 			Agents: c.Agents, Lag: c.Lag, EventLag: c.EventLag, Events: c.Events && (c.Engine == "vllm" || c.Engine == "sglang"),
-			Admission: admission,
+			Hold: c.Hold, Admission: admission,
 		},
 	}
 	if err := c.requests(p); err != nil {
@@ -269,15 +274,6 @@ func (c *simulateCommand) plan() (*virtual.Plan, error) {
 		p.Fleet.Throttles = append(p.Fleet.Throttles, t)
 	}
 	return p, nil
-}
-
-// canWrite tells whether a file can be written, without changing what is in it.
-func canWrite(file string) error {
-	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE, 0o644)
-	if err != nil {
-		return err
-	}
-	return f.Close()
 }
 
 // mostReplicas and mostBlocks bound a fleet: each replica has the memory of its cache.
