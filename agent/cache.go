@@ -19,10 +19,11 @@ type engineCache struct {
 	slot   index.SlotConfig
 	joined bool
 	// What the engine's pages tell: which it is, how many tokens a block has and
-	// how many blocks there are, and that it reuses none of them.
+	// how many blocks there are, that it reuses none of them, and how many caches it has.
 	engine        string
 	block, blocks int
 	uncached      bool
+	sequences     int // that it runs at a time, each with a cache of its own; 0: they share one
 	published     int // how many tokens a block has by the engine's events
 	// What was told and differs from what is configured.
 	doubtedBlock, doubtedBlocks int
@@ -39,10 +40,25 @@ func (f *fleet) expire() {
 			return
 		case now := <-tick.C:
 			f.shareSpeeds()
+			f.countSequences()
 			for _, slot := range f.index.Expire(now) {
 				f.states.contradict(slot, index.Silent)
 				f.log.Warn("what an engine has in its cache is not known any more", "replica", f.replicaAt(slot), "why", index.Silent)
 			}
+		}
+	}
+}
+
+// countSequences tells the index of engines that have proved to run more sequences at a
+// time than was supposed.
+func (f *fleet) countSequences() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, m := range f.members {
+		if n := m.cache.slot.Sequences; m.cache.joined && n > 0 && m.replica.Standing().Sequences() > n {
+			f.log.Info("an engine runs more requests at a time than was supposed", "replica", m.id, "sequences", m.replica.Standing().Sequences())
+			f.publishLocked()
+			return
 		}
 	}
 }
@@ -200,6 +216,12 @@ func (f *fleet) joinIndexLocked(cfg *Config, m *member) bool {
 		BlockSize:    cmp.Or(m.cache.published, f.configuredBlock(cfg, m), m.cache.block, defaultBlock),
 		Capacity:     cmp.Or(m.cfg.KVBlocks, m.cache.blocks, cfg.Index.DefaultCapacity),
 		AfterPrefill: m.engine() == "sglang",
+		Sequences:    m.cache.sequences,
+	}
+	supposed := m.engine() == "ollama" // which may be set to run more
+	m.replica.Standing().SetSequences(slot.Sequences, supposed, time.Now())
+	if supposed && slot.Sequences > 0 {
+		slot.Sequences = m.replica.Standing().Sequences()
 	}
 	if n := m.cache.block; n > 0 && n != slot.BlockSize && n != m.cache.doubtedBlock {
 		m.cache.doubtedBlock = n
@@ -256,6 +278,9 @@ type cacheStatus struct {
 	BlocksTold    int `json:"blocks_told"`
 	BlockSize     int `json:"block_size"`
 	BlockSizeTold int `json:"block_size_told"`
+	// Sequences is how many run at a time, each with a cache of its own; 0 where they
+	// share one.
+	Sequences int `json:"sequences,omitempty"`
 	// Reused: what it has computed for a prompt it reuses for another.
 	Reused   bool `json:"prefix_caching"`
 	Restarts int  `json:"restarts"`
@@ -271,7 +296,7 @@ type cacheStatus struct {
 func (m *member) cacheStatusLocked() cacheStatus {
 	c := &m.cache
 	s := cacheStatus{
-		Engine: m.engine(), Blocks: c.slot.Capacity, BlocksTold: c.blocks, BlockSize: c.slot.BlockSize, BlockSizeTold: c.block,
+		Engine: m.engine(), Blocks: c.slot.Capacity, BlocksTold: c.blocks, BlockSize: c.slot.BlockSize, BlockSizeTold: c.block, Sequences: c.slot.Sequences,
 		Reused: !c.uncached, Restarts: m.restarts, Shared: m.server.life.shared, Why: m.server.why,
 	}
 	if rank := m.rank; rank >= 0 {
@@ -279,6 +304,9 @@ func (m *member) cacheStatusLocked() cacheStatus {
 	}
 	return s
 }
+
+// allChats reports that the engine makes chats of completions, as Ollama does.
+func (m *member) allChats() bool { return m.engine() == "ollama" || m.cfg.VRAM > 0 }
 
 // engine is which one it is, as far as that is known.
 func (m *member) engine() string { return cmp.Or(m.cfg.Engine, m.cache.engine) }

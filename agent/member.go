@@ -145,7 +145,7 @@ func (m *member) configureLocked(rc ReplicaConfig, source string) {
 	m.cfg = rc
 	m.replica.SetBounds(rc.MaxConcurrency, rc.MaxPending)
 	m.replica.SetLarge(rc.Tier == "large")
-	m.replica.SetAllChats(rc.Engine == "ollama" || rc.VRAM > 0)
+	m.replica.SetAllChats(m.allChats())
 	// A key in a file is read by the check that follows; until then the
 	// member goes on with the one it has.
 	if rc.APIKeyFile == "" {
@@ -496,7 +496,8 @@ func (f *fleet) fetchModels(ctx context.Context, m *member, key string) ([]card,
 		return nil, fmt.Errorf("GET /v1/models: status %d; if it stays so, list its models in the configuration", resp.StatusCode)
 	}
 	models, err := parseModels(io.LimitReader(resp.Body, maxModelsBody))
-	if errors.Is(err, context.DeadlineExceeded) {
+	if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		// The read itself may fail with the connection's being closed.
 		err = fmt.Errorf("%w, %w", errSilent, errListLater)
 	}
 	if err != nil {

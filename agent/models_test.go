@@ -55,7 +55,14 @@ func TestTooManyModels(t *testing.T) {
 	var n atomic.Int64
 	n.Store(200_000)
 	good := startEngine(t, 0, "m")
-	s := newStage(t, nil, ReplicaConfig{ID: "mad", URL: listing(t, &n)}, ReplicaConfig{ID: "good", URL: good.URL()})
+	c := DefaultConfig()
+	// The list takes long to be written and read by a machine that has more to do.
+	c.Health.Interval, c.Health.Timeout = 10*time.Millisecond, 20*time.Second
+	c.Replicas = []ReplicaConfig{{ID: "mad", URL: listing(t, &n)}, {ID: "good", URL: good.URL()}}
+	if err := c.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	s := newStageOf(t, &c)
 	s.expect("m=good")
 	eventually(t, func() bool { return strings.Contains(strings.Join(s.fleet.ailments(), "\n"), "lists 200000 models") },
 		func() string { return fmt.Sprintf("it is told %q", s.fleet.ailments()) })

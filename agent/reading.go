@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"bytes"
 	"encoding/json"
 	"math"
 	"slices"
@@ -37,8 +38,10 @@ type rankReading struct {
 	block, blocks int
 	// uncached: the engine reuses nothing of a prompt for another.
 	uncached bool
-	counts   counts
-	gauges   gauges
+	// sequences is how many run at a time, each with a cache of its own; 0: they share one.
+	sequences int
+	counts    counts
+	gauges    gauges
 }
 
 // counts are what an engine counts from its start on, by family from
@@ -238,6 +241,7 @@ type description struct {
 	block, blocks int // of each rank; 0 when they are not told
 	ranks         int // 0 when it is not told
 	uncached      bool
+	sequences     int // that it runs at a time, each with a cache of its own; 0 where they share one
 }
 
 // add lays what the engine says of itself over what its metrics tell.
@@ -254,6 +258,7 @@ func (d *description) add(r *reading) {
 	for i := range r.ranks {
 		k := &r.ranks[i]
 		k.uncached = k.uncached || d.uncached
+		k.sequences = d.sequences
 		if k.block == 0 {
 			k.block = d.block
 		}
@@ -275,6 +280,7 @@ var describers = []describer{
 	{"sglang", "/server_info", readServerInfo},
 	{"llamacpp", "/props", readProps},
 	{"tgi", "/info", readInfo},
+	{"ollama", "/", readGreeting},
 }
 
 // readServerInfo reads SGLang's /server_info.
@@ -308,7 +314,8 @@ func readServerInfo(page []byte) (description, bool) {
 }
 
 // readProps reads llama.cpp's /props. Each of its slots has a context of its
-// own, and a cache of that size. It reuses single tokens; they are counted in
+// own, and a cache of that size; where they share memory (--kv-unified) there is less
+// in all, which it does not tell. It reuses single tokens; they are counted in
 // blocks of the default size here.
 func readProps(page []byte) (description, bool) {
 	var props struct {
@@ -321,7 +328,20 @@ func readProps(page []byte) (description, bool) {
 		return description{}, false
 	}
 	tokens := props.Settings.Context * max(props.Slots, 1)
-	return description{engine: "llamacpp", block: defaultBlock, blocks: (tokens / defaultBlock).upTo(mostBlocks)}, true
+	return description{engine: "llamacpp", block: defaultBlock, blocks: (tokens / defaultBlock).upTo(mostBlocks),
+		sequences: max(props.Slots, 1).upTo(mostSequences)}, true
+}
+
+// mostSequences is more than any engine has that tells of them.
+const mostSequences = 1 << 12
+
+// readGreeting reads what Ollama answers to who asks for nothing. It tells nothing of how
+// many sequences a model has; by default it is one.
+func readGreeting(page []byte) (description, bool) {
+	if string(bytes.TrimSpace(page)) != "Ollama is running" {
+		return description{}, false
+	}
+	return description{engine: "ollama", sequences: 1}, true
 }
 
 // readInfo reads TGI's /info. The tokens that a batch may have are those that

@@ -349,17 +349,18 @@ func (f *fleet) toldLocked(s *server, r *reading) {
 			continue
 		}
 		k := &r.ranks[i]
-		now := engineCache{engine: r.engine, block: k.block, blocks: k.blocks, uncached: k.uncached}
+		now := engineCache{engine: r.engine, block: k.block, blocks: k.blocks, uncached: k.uncached, sequences: k.sequences}
 		if m.rank < 0 && len(r.ranks) > 1 {
 			now.blocks *= len(r.ranks) // the configuration takes them for one
 		}
 		was := &m.cache
-		if was.engine == now.engine && was.block == now.block && was.blocks == now.blocks && was.uncached == now.uncached {
+		if was.engine == now.engine && was.block == now.block && was.blocks == now.blocks && was.uncached == now.uncached && was.sequences == now.sequences {
 			continue
 		}
-		was.engine, was.block, was.blocks, was.uncached = now.engine, now.block, now.blocks, now.uncached
+		was.engine, was.block, was.blocks, was.uncached, was.sequences = now.engine, now.block, now.blocks, now.uncached, now.sequences
+		m.replica.SetAllChats(m.allChats())
 		changed = true
-		f.log.Debug("replica's KV cache", "replica", m.id, "engine", now.engine, "block_size", now.block, "blocks", now.blocks, "prefix_caching", !now.uncached)
+		f.log.Debug("replica's KV cache", "replica", m.id, "engine", now.engine, "block_size", now.block, "blocks", now.blocks, "prefix_caching", !now.uncached, "sequences", now.sequences)
 	}
 	if changed {
 		f.publishLocked()

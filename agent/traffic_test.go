@@ -19,7 +19,7 @@ func TestTrafficIsRead(t *testing.T) {
 	for _, kind := range []string{"chat", "agents", "system-prompts"} {
 		t.Run(kind, func(t *testing.T) {
 			sent, file := servedTraffic(t, kind, "builtin:sim")
-			read, err := workload.Read(file)
+			read, err := (workload.ReadOptions{}).Read(file)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -64,7 +64,7 @@ func TestTrafficIsRead(t *testing.T) {
 // An agent that has no tokenizer estimates what prompts share from their text.
 func TestTrafficIsReadFromText(t *testing.T) {
 	sent, file := servedTraffic(t, "agents", "none")
-	read, err := workload.Read(file)
+	read, err := (workload.ReadOptions{}).Read(file)
 	if err != nil {
 		t.Fatal(err)
 	}

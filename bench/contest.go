@@ -17,6 +17,7 @@ import (
 	"github.com/goccy/go-yaml"
 
 	"github.com/inferrail/inferrail/simulator"
+	"github.com/inferrail/inferrail/simulator/virtual"
 	"github.com/inferrail/inferrail/simulator/workload"
 )
 
@@ -131,6 +132,26 @@ func (c *Contest) check() ([]rival, error) {
 	if err := c.Asking.check(); err != nil {
 		return nil, err
 	}
+	for _, name := range c.Policies {
+		if _, err := virtual.ParsePolicy(name); err != nil {
+			return nil, fmt.Errorf("--policies: %w", err)
+		}
+		if strings.Contains(name, ":") {
+			return nil, fmt.Errorf("--policies %s: weights are for --routing", name)
+		}
+	}
+	// Long runs must not end in a file that cannot be written.
+	if err := CanWrite(c.JSON); err != nil {
+		return nil, fmt.Errorf("--json: %w", err)
+	}
+	for _, dir := range []string{c.Records, c.Plot} {
+		if dir == "" {
+			continue
+		}
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return nil, err
+		}
+	}
 	e := &c.Simulated
 	e.Engine = cmp.Or(e.Engine, c.Engine, "vllm")
 	e.NumGPUBlocks, e.BlockSize = cmp.Or(e.NumGPUBlocks, c.KVBlocks), cmp.Or(e.BlockSize, c.BlockSize)
@@ -241,6 +262,11 @@ func (c *Contest) once(ctx context.Context, r *rival, w *workload.Workload, seed
 	}
 	defer e.close()
 	l := c.Asking.newLoad(e, w, workload.BodyOptions{Model: contestModel, Say: true})
+	if r.policy != "" {
+		for i := range engines.urls {
+			l.replicas = append(l.replicas, replicaName(i)) // throttles are of numbers
+		}
+	}
 	throttled, endThrottles := context.WithCancel(ctx)
 	var throttling sync.WaitGroup
 	var throttleErr error
@@ -317,22 +343,11 @@ func throttle(ctx context.Context, throttles []workload.Throttle, urls []string,
 			return nil
 		case <-time.After(time.Until(began.Add(c.at))):
 		}
-		if err := slow(ctx, urls[c.engine], factorAt(throttles, c.engine, c.at)); err != nil && ctx.Err() == nil {
+		if err := slow(ctx, urls[c.engine], workload.FactorAt(throttles, c.engine, c.at)); err != nil && ctx.Err() == nil {
 			return fmt.Errorf("cannot make engine %d slow: %w", c.engine, err)
 		}
 	}
 	return nil
-}
-
-// factorAt is how many times slower an engine is from that time on.
-func factorAt(throttles []workload.Throttle, engine int, at time.Duration) float64 {
-	factor := 1.0
-	for _, t := range throttles {
-		if t.Engine == engine && t.At <= at && (t.Until == 0 || at < t.Until) {
-			factor *= t.Factor
-		}
-	}
-	return factor
 }
 
 // conclude prints and writes what there is.

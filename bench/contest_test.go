@@ -81,28 +81,6 @@ func TestParseCounters(t *testing.T) {
 	f(`vllm:prefix_cache_hits_total{engine="0"} many`+"\n"+`vllm:prefix_cache_hits_total{`, 0, 0)
 }
 
-func TestFactorAt(t *testing.T) {
-	throttles := []workload.Throttle{
-		{Engine: 0, At: 10 * time.Second, Until: 20 * time.Second, Factor: 4},
-		{Engine: 0, At: 15 * time.Second, Factor: 2},
-		{Engine: 1, At: 0, Until: time.Second, Factor: 3},
-	}
-	f := func(engine int, at time.Duration, want float64) {
-		t.Helper()
-		if got := factorAt(throttles, engine, at); got != want {
-			t.Errorf("engine %d at %v: %v, want %v", engine, at, got, want)
-		}
-	}
-	f(0, 0, 1)
-	f(0, 10*time.Second, 4)
-	f(0, 15*time.Second, 8)
-	f(0, 20*time.Second, 2)
-	f(0, time.Hour, 2)
-	f(1, 0, 3)
-	f(1, time.Second, 1)
-	f(2, time.Second, 1)
-}
-
 // Engines are slow from when it is said until when it is said.
 func TestThrottle(t *testing.T) {
 	var mu sync.Mutex // guards told

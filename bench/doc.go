@@ -8,8 +8,8 @@
 // rate from one engine, through one contestant: nothing but a forwarding
 // kernel (direct), the agent's packet tier, its copy tier, nginx, haproxy.
 // One process plays all clients (client.go) and one the engine (engine.go);
-// each is one thread on epoll with raw system calls, so that little of what is
-// measured is the measuring.
+// each is one thread on epoll (poller.go) with raw system calls, so that little of
+// what is measured is the measuring. Latencies go into a histogram (histogram.go).
 //
 //	client host          proxy host            engine host
 //	[client]--veth--[toclient  toengine]--veth--[engine]     three network namespaces
@@ -89,7 +89,9 @@
 // A Trial (inferrail bench run, trial.go) asks one gateway or engine for a
 // workload of package simulator/workload; a Contest (inferrail bench compare,
 // contest.go) does so with each way to choose among simulated engines (rival.go):
-// the agent under each policy, and proxies and routers of others.
+// the agent under each policy, and proxies and routers of others. Which workload it is
+// says traffic.go, who is asked endpoint.go; simulators.go has the engines of a Contest,
+// progress.go the bar.
 //
 // The load (load.go) is an open loop. Requests are due at times that are fixed
 // beforehand. Each has a goroutine of its own (exchange.go) from when it is due,
@@ -133,6 +135,6 @@
 // palette.go: graph.go has two axes, bars.go columns of bars, replica_chart.go a
 // column for each replica.
 //
-// Demo (demo.go) is three policies that serve the same sessions side by side, for
-// people to watch.
+// Plot (plot.go) draws a JSON that was written before. Demo (demo.go) is three policies
+// that serve the same sessions side by side, for people to watch.
 package bench

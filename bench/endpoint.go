@@ -117,6 +117,12 @@ func (e *endpoint) models(ctx context.Context) ([]string, error) {
 			ID string `json:"id"`
 		} `json:"data"`
 	}
+	switch resp.StatusCode {
+	case http.StatusUnauthorized, http.StatusForbidden:
+		return nil, fmt.Errorf("GET %s: status %d: give its key as --api-key or OPENAI_API_KEY", req.URL, resp.StatusCode)
+	case http.StatusNotFound:
+		return nil, fmt.Errorf("GET %s: status 404: is the path right? if so, give --model", req.URL)
+	}
 	if err := json.Unmarshal(body, &list); resp.StatusCode != http.StatusOK || err != nil {
 		return nil, fmt.Errorf("GET %s: status %d: %.200q", req.URL, resp.StatusCode, body)
 	}
@@ -131,7 +137,7 @@ func (e *endpoint) models(ctx context.Context) ([]string, error) {
 func (e *endpoint) onlyModel(ctx context.Context) (string, error) {
 	names, err := e.models(ctx)
 	if err != nil {
-		return "", fmt.Errorf("cannot find out the model, give --model: %w", err)
+		return "", fmt.Errorf("--url %s does not tell its model: %w", e.base, err)
 	}
 	if len(names) != 1 {
 		return "", fmt.Errorf("which of its models is to be asked? give --model: %s", strings.Join(names, ", "))

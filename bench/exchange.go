@@ -36,6 +36,8 @@ type exchange struct {
 	last time.Duration
 	// counted: the engine has told how many tokens there are.
 	counted bool
+	// told: it has told how many of the prompt's it had cached, if only none.
+	told bool
 }
 
 // errTooLong ends an exchange.
@@ -214,7 +216,7 @@ func (x *exchange) take(e *event) {
 // note takes the engine's own counts, and who it is where no agent tells.
 func (x *exchange) note(u *tokens, fingerprint string) {
 	if u != nil {
-		x.counted = true
+		x.counted, x.told = true, u.Details != nil
 		x.record.Input, x.record.Output, x.record.Cached = u.Input, max(u.Output, x.record.Output), u.cached()
 	}
 	if x.replica == "" && fingerprint != "" {

@@ -29,6 +29,9 @@ type load struct {
 	// beyond that is not sent and has failed: it would have to wait, and nobody would see
 	// that it does.
 	most int
+	// replicas are the names that are known beforehand, in the order of their numbers;
+	// others that have served come behind them.
+	replicas []string
 
 	began      time.Time
 	mostAtOnce int
@@ -40,8 +43,8 @@ type load struct {
 type loaded struct {
 	// records are those of the requests that were due before the end, in their order.
 	records []workload.Record
-	// replicas are the names of those that have served, in the order of the numbers
-	// that they have in records.
+	// replicas are the names of those that were known or have served, in the order of
+	// the numbers that they have in records.
 	replicas []string
 	// why has an example for each way to fail.
 	why map[string]string
@@ -50,6 +53,8 @@ type loaded struct {
 	busy, stolen float64
 	mostAtOnce   int
 	interrupted  bool
+	// told: an answer has said how much of its prompt was cached, if only nothing.
+	told bool
 }
 
 // ahead is how many requests are made before they are due.
@@ -158,18 +163,19 @@ var errTooMany = errors.New("as many requests are on their way as may be")
 
 const tooMany = "too many at once"
 
-// collect gives those that have served numbers, in the order of their names.
+// collect gives those that have served and were not known numbers, in the order of
+// their names.
 func (l *load) collect(asked []*exchange) *loaded {
 	result := &loaded{why: map[string]string{}, mostAtOnce: l.mostAtOnce}
 	numbers := map[string]int{}
 	for _, x := range asked {
-		if x.replica != "" {
+		if x.replica != "" && !slices.Contains(l.replicas, x.replica) {
 			numbers[x.replica] = 0
 		}
 	}
-	result.replicas = slices.SortedFunc(maps.Keys(numbers), func(a, b string) int {
+	result.replicas = append(slices.Clone(l.replicas), slices.SortedFunc(maps.Keys(numbers), func(a, b string) int {
 		return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b)) // e2 is before e10
-	})
+	})...)
 	for i, name := range result.replicas {
 		numbers[name] = i
 	}
@@ -181,6 +187,7 @@ func (l *load) collect(asked []*exchange) *loaded {
 			result.why[why] = x.detail
 		}
 		result.records = append(result.records, x.record)
+		result.told = result.told || x.told
 	}
 	return result
 }

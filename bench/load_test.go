@@ -156,9 +156,13 @@ func TestLoadMeasuresToTheEnd(t *testing.T) {
 		end(w, 3)
 	}, 3, 3, time.Millisecond).mustRun(t)
 	for _, r := range result.records {
-		if took := r.End - r.First; r.Output != 3 || len(r.Gaps) != 0 || took < silent || took > time.Second {
+		if r.Output != 3 || len(r.Gaps) != 0 || r.End-r.First < silent {
 			t.Errorf("%+v", r)
 		}
+	}
+	// A busy machine may hold up one, and what was added by design is added to all.
+	if !slices.ContainsFunc(result.records, func(r workload.Record) bool { return r.End-r.First < time.Second }) {
+		t.Errorf("none was over before its stream was: %+v", result.records)
 	}
 }
 
@@ -487,5 +491,22 @@ func TestLoadNamesReplicas(t *testing.T) {
 			t.Errorf("request %d: %+v, want replica %d", i, r, want)
 		}
 	}
+}
 
+// One that is known and serves nothing keeps its number.
+func TestLoadKnowsReplicas(t *testing.T) {
+	names := []string{"e2", "another", "e1"}
+	l := &load{workload: &workload.Workload{}, replicas: []string{"e0", "e1", "e2"}}
+	var asked []*exchange
+	for _, name := range names {
+		asked = append(asked, &exchange{replica: name})
+	}
+	result := l.collect(asked)
+	var got []int
+	for _, r := range result.records {
+		got = append(got, r.Replica)
+	}
+	if !slices.Equal(result.replicas, []string{"e0", "e1", "e2", "another"}) || !slices.Equal(got, []int{2, 3, 1}) {
+		t.Errorf("replicas %q, requests are of %v", result.replicas, got)
+	}
 }

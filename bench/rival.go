@@ -135,7 +135,7 @@ routing: {default_policy: %s%s}
 replicas:
 `, c.Datapath, contestModel, block, r.policy, routing)
 	for i, url := range engines {
-		fmt.Fprintf(&config, "  - {id: e%d, url: %q, engine: %s}\n", i, url, c.Simulated.Engine)
+		fmt.Fprintf(&config, "  - {id: %s, url: %q, engine: %s}\n", replicaName(i), url, c.Simulated.Engine)
 	}
 	file := filepath.Join(dir, "agent.yaml")
 	if err := os.WriteFile(file, []byte(config.String()), 0o600); err != nil {
@@ -168,6 +168,9 @@ replicas:
 		return nil
 	})
 }
+
+// replicaName is what an agent of a Contest calls an engine.
+func replicaName(i int) string { return fmt.Sprintf("e%d", i) }
 
 // What an agent says when it has started, and of its engines.
 var (

@@ -58,6 +58,8 @@ type TrialReport struct {
 	Names []string `json:"replica_names,omitempty"`
 	// Why has an example for each way to fail.
 	Why map[string]string `json:"why,omitempty"`
+	// Untold: no answer says how much of its prompt was cached, and HitRate is 0.
+	Untold bool `json:"cached_untold,omitempty"`
 	// AtOnce is how many requests were on their way at one time.
 	AtOnce int     `json:"most_at_once"`
 	Busy   float64 `json:"machine_busy"`
@@ -79,6 +81,12 @@ func (t *Trial) Run(ctx context.Context) error {
 	}
 	if err := t.Asking.check(); err != nil {
 		return err
+	}
+	// A long run must not end in a file that cannot be written.
+	for _, file := range []string{t.JSON, t.Records} {
+		if err := CanWrite(file); err != nil {
+			return err
+		}
 	}
 	e, err := newEndpoint(t.EndpointOptions, t.Timeout)
 	if err != nil {
@@ -107,7 +115,7 @@ func (t *Trial) Run(ctx context.Context) error {
 	report := TrialReport{
 		Summary:  workload.Summarize(result.records, w, workload.SummaryOptions{Limits: t.limits(), Warm: warm}),
 		Workload: w.Name, URL: t.URL, Model: t.Model, Seed: t.Seed, Limits: t.limits(),
-		Names: result.replicas, Why: result.why, AtOnce: result.mostAtOnce, Busy: result.busy, Interrupted: result.interrupted,
+		Names: result.replicas, Why: result.why, AtOnce: result.mostAtOnce, Untold: !result.told, Busy: result.busy, Interrupted: result.interrupted,
 	}
 	report.Doubts, report.Curves = t.doubts(result), workload.NewCurves(result.records, warm)
 	if err := report.writeTable(t.Stdout); err != nil {
@@ -244,6 +252,23 @@ func writeRecords(path string, l *loaded) (err error) {
 	return b.Flush()
 }
 
+// CanWrite tells why a file cannot be written, without changing what is in it. "" and
+// the standard output, -, can.
+func CanWrite(file string) error {
+	if file == "" || file == "-" {
+		return nil
+	}
+	_, absent := os.Stat(file)
+	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE, 0o644)
+	if err != nil {
+		return err
+	}
+	if absent != nil {
+		defer os.Remove(file)
+	}
+	return f.Close()
+}
+
 func writeJSON(path string, v any) error {
 	b, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
@@ -267,7 +292,14 @@ func (r *TrialReport) writeTable(to io.Writer) error {
 			fmt.Fprintf(w, "%-22s %9.2f %9.2f %9.2f %9.2f %9.2f\n", row.name, row.q.Mean, row.q.P50, row.q.P90, row.q.P99, row.q.Max)
 		}
 	}
-	fmt.Fprintf(w, "\n%.1f %% of the prompts' tokens were cached\n", 100*r.HitRate)
+	switch {
+	case r.Requests == r.Refused+r.Failed:
+		fmt.Fprintln(w)
+	case r.Untold:
+		fmt.Fprint(w, "\nno answer says how much of its prompt was cached; vLLM does with --enable-prompt-tokens-details, SGLang with --enable-cache-report\n")
+	default:
+		fmt.Fprintf(w, "\n%.1f %% of the prompts' tokens were cached\n", 100*r.HitRate)
+	}
 	fmt.Fprintf(w, "%.1f %% were good, %.2f/s: first token within %v, %v for each further one\n", 100*r.Good, r.Goodput,
 		milliseconds(r.Limits.TTFT), milliseconds(r.Limits.TPOT))
 	if r.Prediction > 0 {

@@ -9,24 +9,25 @@ import "time"
 // The prompt's memory is gone while its answer is streamed. So of its blocks the
 // claim has only the last, from which the others are found upwards.
 type Claim struct {
-	slot  int32 // +1
-	epoch uint32
-	kind  claimKind
-	tail  ref   // of the blocks it has pinned the last, or the copy of that
-	hit   int32 // blocks that it has found cached; of them
-	told  int32 // the last were counted, or would have been, as an answer
-	held  int32 // blocks that it has pinned
-	added int32 // the last of those, which were not there before; and those to come
-	rest  int32 // tokens behind the last full block; -1 when they are not known
-	own   int64 // tokens of memory it has beside the blocks'
-	ahead ref   // a spare record below the last block: of those to come, in SGLang's shadow, or where events tell
-	asked int64 // tokens of memory, of a claim whose blocks events tell of; of them
-	wants int64 // so many are not told of
-	began int64 // Unix nanoseconds, when it was made, if the shadow has it; and
-	first int64 // when the engine has begun to answer
-	text  bool
-	root  Hash   // of the chain
-	sum   uint64 // of the tokens behind the last full block
+	slot   int32 // +1
+	epoch  uint32
+	kind   claimKind
+	tail   ref    // of the blocks it has pinned the last, or the copy of that
+	hit    int32  // blocks that it has found cached; of them
+	told   int32  // the last were counted, or would have been, as an answer
+	held   int32  // blocks that it has pinned
+	added  int32  // the last of those, which were not there before; and those to come
+	rest   int32  // tokens behind the last full block; -1 when they are not known
+	own    int64  // tokens of memory it has beside the blocks'
+	ahead  ref    // a spare record below the last block: of those to come, in SGLang's shadow, or where events tell
+	asked  int64  // tokens of memory, of a claim whose blocks events tell of; of them
+	wants  int64  // so many are not told of
+	began  int64  // Unix nanoseconds, when it was made, if the shadow has it; and
+	first  int64  // when the engine has begun to answer
+	serial uint64 // in shadow.sequences
+	text   bool
+	root   Hash   // of the chain
+	sum    uint64 // of the tokens behind the last full block
 }
 
 // claimKind says what the claim's blocks are pinned for.
@@ -42,6 +43,8 @@ const (
 	awaiting
 	// followed: they have, or are about to.
 	followed
+	// sequential: the shadow has a cache for the request, or it waits for one.
+	sequential
 )
 
 // How long events that tell of a block are waited for, from when the engine has
@@ -72,9 +75,12 @@ func (x *Index) Claim(c *Claim, slot int, p *Prompt, now time.Time) {
 	s.shadow.expire(s, now)
 	c.slot, c.epoch = int32(slot)+1, s.epoch
 	s.claims++
-	if s.state == Exact {
+	switch {
+	case s.state == Exact:
 		s.shadow.await(s, c, p, now)
-	} else {
+	case s.shadow.sequences.some():
+		s.shadow.sequences.claim(s, c, p, now)
+	default:
 		s.shadow.claim(s, c, p, now)
 	}
 	s.shadow.account(&s.tree)
@@ -168,6 +174,8 @@ func (x *Index) Release(c *Claim, generated int, now time.Time) {
 			s.shadow.undo(s, c)
 		case followed:
 			s.shadow.unfollow(&s.tree, c)
+		case sequential:
+			s.shadow.sequences.end(s, c, generated, c.first != 0)
 		}
 		s.shadow.settle(s)
 		s.foresee()
@@ -189,6 +197,8 @@ func (x *Index) Undo(c *Claim) {
 			s.shadow.unfollow(&s.tree, c)
 		case followed:
 			s.shadow.unfollow(&s.tree, c)
+		case sequential:
+			s.shadow.sequences.end(s, c, 0, false)
 		}
 		s.shadow.ended(s, c, 0, 0)
 		s.shadow.settle(s)

@@ -13,9 +13,10 @@
 // The exact one is the engine's KV events (events.go), whose token ids are
 // hashed anew into the names used here. The approximate one is a shadow of the
 // engine's cache (shadow.go): it has the engine's size, is fed by the claims of
-// requests and evicts as the engine does. What the trees hold is entered in one
-// table (table.go), which is built for looking up all slots at once, and is
-// read without waiting for those who write.
+// requests and evicts as the engine does. Of an engine whose sequences share no
+// cache it is one chain for each of them (sequence.go). What the trees hold is
+// entered in one table (table.go), which is built for looking up all slots at once,
+// and is read without waiting for those who write.
 //
 // What a request generates has no hashes until the conversation's next turn shows
 // it; until then it is known by its prompt (answer.go). What engines report of

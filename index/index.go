@@ -108,6 +108,9 @@ type SlotConfig struct {
 	// ended, as SGLang has it. Else it can be as soon as it is scheduled, as
 	// vLLM has it.
 	AfterPrefill bool
+	// Sequences is how many the engine runs at a time, where each has a cache that no
+	// other finds anything in, as llama.cpp and Ollama have it; 0 where they share one.
+	Sequences int
 }
 
 // State is how well the index knows a slot.
@@ -176,8 +179,8 @@ func (s *slot) unlock() {
 }
 
 // Join begins to know a slot, which is Approximate at first, or changes what is
-// known of its engine: what is held under another model or block size is
-// forgotten, and a smaller capacity evicts.
+// known of its engine: what is held under another model or block size, or in more
+// sequences, is forgotten, and a smaller capacity evicts.
 func (x *Index) Join(number int, c SlotConfig) {
 	var held *tree // under what is no more
 	defer func() { held.close() }()
@@ -188,7 +191,7 @@ func (x *Index) Join(number int, c SlotConfig) {
 	}
 	if s := x.lock(number); s != nil {
 		defer s.unlock()
-		if c.Model != s.config.Model || c.BlockSize != s.config.BlockSize {
+		if c.Model != s.config.Model || c.BlockSize != s.config.BlockSize || c.Sequences < s.config.Sequences || c.Sequences > 0 && s.config.Sequences == 0 {
 			held = x.forgetLocked(s)
 		}
 		s.config = c

@@ -30,6 +30,9 @@ import "time"
 // taken that is not there: free is below 0 then, and what is given back is
 // evicted at once.
 //
+// Where the config says Sequences, it follows llama.cpp's rules instead, which know
+// nothing of memory or blocks (sequence.go).
+//
 // Memory is counted in tokens, so that blocks of text can be weighed by the
 // tokens that they stand for.
 type shadow struct {
@@ -51,6 +54,7 @@ type shadow struct {
 	silent  int       // of them so many in a row were not confirmed, and nothing else was told
 
 	generating generating
+	sequences  sequences
 
 	pressed time.Time // when free was below 0 last
 }
@@ -88,6 +92,7 @@ func (sh *shadow) resize(s *slot) {
 	sh.block, sh.radix = block, s.config.AfterPrefill
 	sh.free += blocks*block - sh.size
 	sh.size = blocks * block
+	sh.sequences.resize(sh, &s.tree, s.config.Sequences)
 	sh.settle(s)
 }
 
@@ -96,6 +101,7 @@ func (sh *shadow) reset(s *slot) {
 	sh.queue = list{}
 	sh.copies, sh.ends = nil, nil
 	sh.answers.reset()
+	sh.sequences.reset()
 	sh.asked, sh.wanted, sh.awaited, sh.due, sh.silent = 0, 0, nil, 0, 0
 	sh.free = sh.size
 	sh.generating = generating{mean: sh.generating.mean, rate: sh.generating.rate, quiet: sh.generating.quiet}
@@ -157,7 +163,7 @@ func (sh *shadow) put(s *slot, r ref, text bool) {
 // one.
 func (sh *shadow) giveUp(s *slot) bool {
 	if sh.queue.first == 0 {
-		return false
+		return sh.sequences.giveUp(sh, &s.tree)
 	}
 	sh.evict(s, sh.queue.first)
 	sh.account(&s.tree)
@@ -179,7 +185,7 @@ func (sh *shadow) beyond(p *Prompt, h *Held) {
 func (sh *shadow) account(t *tree) {
 	// What a map takes for an entry of few bytes, about.
 	const each = 40
-	n := sh.answers.size() + int64(each*(len(sh.copies)+len(sh.ends))) + 24*int64(cap(sh.awaited))
+	n := sh.answers.size() + int64(each*(len(sh.copies)+len(sh.ends))) + 24*int64(cap(sh.awaited)) + sh.sequences.size()
 	if n != sh.counted {
 		t.arena.count(n - sh.counted)
 		sh.counted = n

@@ -16,6 +16,7 @@ import (
 //	how many answers there are, and of each
 //	        the hash of the block before, the sum and length of the tokens behind,
 //	        and its blocks, the last first; older ones before newer ones
+//	instead of answers, 0 and the sequences, if the engine has some (sequence.go)
 //
 // in varints, save for hashes and sums. Copies and blocks are numbers of spare
 // records, after how many there are.
@@ -63,6 +64,10 @@ func (sh *shadow) appendSnapshot(dst []byte, s *slot, number func(ref) uint32) [
 			all = append(all, x)
 		}
 		records(all)
+	}
+	if sh.sequences.some() {
+		num(0)
+		return sh.sequences.appendSnapshot(dst, sh, number)
 	}
 	num(len(sh.answers.all) - len(sh.answers.free))
 	var same []uint32 // that follow one prompt
@@ -182,12 +187,21 @@ func (sh *shadow) restore(s *slot, order []ref, data []byte, record func(uint32)
 		}
 		found = append(found, a)
 	}
+	var sequences []restoredSequence
+	if sh.sequences.some() && len(d.rest) > 0 {
+		sequences = readSequences(&d, t, record, isGuessed)
+	}
 	if d.err != nil || len(d.rest) > 0 {
 		return errShadow
 	}
 
 	sh.answers.score = int8(score/2 - doubt)
 	sh.answers.doubted.Store(score%2 == 1)
+	if sh.sequences.some() {
+		sh.sequences.restore(sh, t, sequences, order)
+		sh.account(t)
+		return nil
+	}
 	var strange []ref
 	for _, r := range order {
 		switch c, ok := sh.copies[r]; {

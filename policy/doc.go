@@ -30,6 +30,7 @@
 //	choose.go        Choose: least cost, ties, slack
 //	cost_model.go    the default: expected time to first token; scoring.go is its loop
 //	work.go          Work and Speed
+//	seats.go         seats: the few sequences that an engine runs at a time, and who waits for one
 //	backlog.go       Backlog: prompts sent and not answered yet
 //	calibration.go   Calibration: Speed, from first bytes
 //	standing.go      Standing: what an agent knows of a replica, as a candidate

@@ -67,6 +67,9 @@ type Candidate struct {
 	Key uint64
 	// Ahead is the work that Wait is made of.
 	Ahead Work
+	// Late is by how many seconds first tokens come later there than by Wait and Speed,
+	// in a moment like this, or, below 0, earlier. No policy goes by it.
+	Late float64
 	// VRAMFree and VRAMTotal are the GPU's memory, in MB; VRAMTotal is 0 when they
 	// are not known (nlms).
 	VRAMFree, VRAMTotal float64
@@ -79,7 +82,7 @@ type Candidate struct {
 	Exact bool
 	// Large: the replica is meant for large requests (nlms).
 	Large bool
-	_     [16]byte // up to whole lines
+	_     [8]byte // up to whole lines
 }
 
 // Count is n as a Candidate has it: what is beyond either end of the type is that end.

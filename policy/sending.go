@@ -11,6 +11,7 @@ import (
 // time; it must not move while it is in a Backlog. The zero value is at no replica.
 //
 //	Promise      it will be sent to the replica
+//	Foretell     what was known of the replica when it was chosen, if it was
 //	Expect       it is about to be
 //	First, Whole its first token is there, or an answer that does not stream
 //	Told         the engine has told what it had cached
@@ -28,18 +29,26 @@ type Sending struct {
 	Exact   bool
 
 	entry Entry
+	// foretold is when the first token was to come, in seconds, without what is usually
+	// off in such a moment, 0 when nobody has said so.
+	foretold float64
+	moment   int
 	// to is the replica which will have promised before it in a moment: it has been
 	// chosen, but there is no connection yet. nil when that is over.
 	to       *Standing
 	promised Work
-	// at is the replica in whose backlog entry is, nil for none, with work.
-	at   *Standing
-	work Work
+	// at is the replica in whose backlog entry is, or is to be when it has a seat, nil
+	// for none, with work.
+	at      *Standing
+	work    Work
+	seating seating
 	// again: the request was sent twice, on another connection the second time.
 	again bool
 	// first is how long the first token has taken since Sent, 0 when it is not
 	// there, or not known to be.
 	first time.Duration
+	// whole: an answer has come that is no stream.
+	whole bool
 	// seen is what the first token has told of the replica's speed, and kept until
 	// the end of the answer if waits is set: the engine will tell what it had cached.
 	seen  Observation
@@ -53,6 +62,15 @@ func (p *Sending) Promise(s *Standing, tokens, sequences, cached int) {
 		p.to, p.promised = s, w
 		s.promises.add(w, 1)
 	}
+}
+
+// Foretell notes what the replica was when it was chosen, so that it is learned by how
+// much the time to first token is off that is foretold from that. It is called between
+// Promise and Expect, if at all.
+func (p *Sending) Foretell(r *Request, c *Candidate) {
+	sooner := *c
+	sooner.Late = 0
+	p.foretold, p.moment = TTFT(r, &sooner), momentOf(c)
 }
 
 // redeem ends what Promise has begun.
@@ -72,7 +90,7 @@ func (p *Sending) Waited() bool { return p.at != nil }
 // Expect enters the prompt, which is about to be sent, in what s has before it.
 func (p *Sending) Expect(s *Standing, streams, exact bool, now time.Time) {
 	if p.at != nil {
-		p.at.Backlog.Leave(&p.entry, now)
+		p.at.seats.leave(p.at, p, false, now)
 		p.again = true
 	}
 	p.at, p.Sent, p.Streams, p.Exact = s, now, streams, exact
@@ -86,8 +104,7 @@ func (p *Sending) Expect(s *Standing, streams, exact bool, now time.Time) {
 		s.disturbed.Store(false)
 		s.Backlog.Disturbed(false) // nobody tells that any more
 	}
-	speed := s.Calibration.Speed()
-	s.Backlog.Enter(&p.entry, p.work, streams, now, speed.Time(p.work))
+	s.seats.enter(s, p, now)
 	s.Calibration.Sent()
 	s.prompts.Add(p.work.Tokens)
 	p.redeem()
@@ -120,6 +137,11 @@ func (p *Sending) First(inside, pending int, tells bool, now time.Time) (took ti
 	}
 	p.first = max(now.Sub(p.Sent), 1)
 	s := p.at
+	if p.foretold > 0 && p.Streams && !p.again {
+		speed := s.Calibration.Speed()
+		s.late[p.moment].Add(p.first.Seconds(), p.foretold, speed.Time(Prefill(shortPrompt, 0)))
+	}
+	s.seats.began(s, p, now)
 	o, ok := s.Backlog.First(&p.entry, s.decoding(inside, pending, now), now)
 	switch {
 	case !ok || p.again:
@@ -131,6 +153,9 @@ func (p *Sending) First(inside, pending int, tells bool, now time.Time) (took ti
 	return p.first, true
 }
 
+// shortPrompt is how many tokens a short prompt has.
+const shortPrompt = 100
+
 // Whole notes that an answer has come that is no stream: the prompt is computed. How
 // long that took can be told only from one that has nothing else. Nothing is concluded
 // from this prompt, and so not from what is generated now.
@@ -138,6 +163,8 @@ func (p *Sending) Whole(now time.Time) {
 	if p.at == nil || p.Streams {
 		return
 	}
+	p.whole = true
+	p.at.seats.began(p.at, p, now)
 	if o, ok := p.at.Backlog.First(&p.entry, 0, now); ok && !o.Own {
 		p.at.Calibration.Observe(o)
 	}
@@ -147,7 +174,7 @@ func (p *Sending) Whole(now time.Time) {
 func (p *Sending) Leave(now time.Time) {
 	p.redeem()
 	if p.at != nil {
-		p.at.Backlog.Leave(&p.entry, now)
+		p.at.seats.leave(p.at, p, p.first > 0 || p.whole, now)
 		p.at = nil
 	}
 }

@@ -21,9 +21,11 @@ type Standing struct {
 
 	load        atomic.Pointer[Load] // what was told last, nil for nothing yet
 	promises    promises
+	seats       seats
 	prompts     RecentMean  // uncached tokens of prompts that were sent there
 	disturbed   atomic.Bool // Backlog was told so
 	tellsCached atomic.Bool // the engine has told what it had cached of a prompt
+	late        [moments]Lateness
 }
 
 // SetLoad says what the engine has told of its load; nil that nothing is known.
@@ -32,6 +34,23 @@ func (s *Standing) SetLoad(l *Load) {
 	_, waiting := l.Foreign()
 	s.Backlog.Disturbed(waiting > 0)
 	s.disturbed.Store(waiting > 0)
+}
+
+// SetSequences says how many sequences the engine runs at the same time, where those
+// are few: further ones wait until another has ended. 0 is any number. supposed: that
+// is a guess, and grows when more are seen to run.
+func (s *Standing) SetSequences(n int, supposed bool, now time.Time) {
+	s.seats.set(s, n, supposed, now)
+}
+
+// Sequences is how many sequences the engine is taken to run at the same time, 0 for
+// any number.
+func (s *Standing) Sequences() int { return int(s.seats.limit.Load()) }
+
+// begin lets a prompt into the backlog: the engine can begin with it.
+func (s *Standing) begin(p *Sending, now time.Time) {
+	speed := s.Calibration.Speed()
+	s.Backlog.Enter(&p.entry, p.work, p.Streams, now, speed.Time(p.work))
 }
 
 // Load is what SetLoad was told last.
@@ -50,6 +69,14 @@ func (s *Standing) Promised() Work { return s.promises.get() }
 func (s *Standing) Describe(c *Candidate, inside, pending int, now time.Time) {
 	speed := s.Calibration.Speed()
 	ahead, wait := s.Backlog.Ahead(&speed, now)
+	l := s.load.Load()
+	fresh := l.Fresh(now)
+	requests, waiting := 0, 0
+	if fresh {
+		requests, waiting = l.Foreign()
+	}
+	line, longer := s.seats.ahead(pending+requests, now)
+	ahead, wait = ahead.Plus(line), wait+longer
 	if w := s.promises.get(); w.Prompts > 0 {
 		ahead, wait = ahead.Plus(w), wait+speed.Time(w)
 	}
@@ -57,15 +84,16 @@ func (s *Standing) Describe(c *Candidate, inside, pending int, now time.Time) {
 	c.Speed, c.Ahead, c.Wait = speed, ahead, wait
 	inFlight, decoding := inside+pending, max(inside-int(ahead.Prompts), 0)
 	c.InFlight, c.Decoding = Count(inFlight), Count(decoding)
-	l := s.load.Load()
-	if !l.Fresh(now) {
+	if !fresh {
+		c.Late = s.late[momentOf(c)].Get()
 		return
 	}
-	if requests, waiting := l.Foreign(); requests > 0 {
+	if requests > 0 {
 		others := l.ForeignWork(s.prompts.Get())
 		c.Ahead, c.Wait = ahead.Plus(others), wait+speed.Time(others)
 		c.InFlight, c.Decoding = Count(inFlight+requests), Count(decoding+requests-waiting)
 	}
+	c.Late = s.late[momentOf(c)].Get()
 	c.KV, c.Queued, c.HitRate = float32(l.KV), Count(l.Waiting), l.HitRate
 	c.VRAMFree, c.VRAMTotal = l.VRAMFree, l.VRAMTotal
 }
@@ -75,6 +103,22 @@ func (s *Standing) decoding(inside, pending int, now time.Time) int {
 	var c Candidate
 	s.Describe(&c, inside, pending, now)
 	return int(c.Decoding)
+}
+
+// moments is of how many kinds momentOf is.
+const moments = 4
+
+// momentOf says what a prompt meets that is sent to the candidate: whether others are
+// before it, and whether sequences are generated, each of which makes it wait for steps
+// of the engine that are under way.
+func momentOf(c *Candidate) (moment int) {
+	if c.Wait > 0 {
+		moment = 1
+	}
+	if c.Decoding > 0 {
+		moment += 2
+	}
+	return moment
 }
 
 // promises are what requests will be to a replica that are going to be sent there,
@@ -95,6 +139,34 @@ func (s *promises) get() Work {
 	}
 	return Work{Prompts: float64(s.prompts.Load()), Tokens: float64(max(s.tokens.Load(), 0)), Attention: float64(max(s.attention.Load(), 0))}
 }
+
+// A Lateness is by how many seconds first tokens are later than foretold, in the
+// median: one that is absurd counts as one that is a little off. Any goroutine may use
+// it. The zero value is none.
+type Lateness struct{ bits atomic.Uint64 }
+
+// Add takes a first token that took so many seconds, foretold without what is said by
+// Get, where a short prompt takes as long as short. Of several at once one may be lost.
+func (l *Lateness) Add(took, foretold, short float64) {
+	late := math.Float64frombits(l.bits.Load())
+	most := min(lateStep*(short+math.Abs(late)), 0.01*foretold)
+	if took > absurdly*foretold {
+		most /= 4
+	}
+	next := late + min(max((took-foretold-late)*lateStep, -most), most)
+	if math.Abs(next) < MostTTFT {
+		l.bits.Store(math.Float64bits(next))
+	}
+}
+
+// lateStep is what part of what it is off a Lateness goes at most with one first token.
+const lateStep = 0.05
+
+// absurdly: what takes so many times as long as foretold moves a Lateness little.
+const absurdly = 8
+
+// Get is the lateness.
+func (l *Lateness) Get() float64 { return math.Float64frombits(l.bits.Load()) }
 
 // meanOver is over how many numbers a RecentMean is taken.
 const meanOver = 16
@@ -130,6 +202,8 @@ const ownLag = 250 * time.Millisecond
 func (s *Standing) Own(inside int, now time.Time) Own {
 	speed := s.Calibration.Speed()
 	w, _ := s.Backlog.Ahead(&speed, now)
+	line, _ := s.seats.ahead(0, now)
+	w = w.Plus(line)
 	return Own{now, inside, int(math.Round(w.Prompts)), int(math.Round(w.Tokens))}
 }
 

@@ -21,6 +21,9 @@ func (x *exchange) expectPrefill() {
 		_, exact = b.at(x.replica)
 	}
 	p.Tokens = x.asked.Tokens
+	if i := x.choice.Index; i >= 0 && i < len(x.candidates) && x.places[i] == x.replica {
+		p.Foretell(&x.asked, &x.candidates[i])
+	}
 	p.Expect(&x.replica.standing, x.call.stream || string(x.path) == "/generate_stream" || x.prefillsOnly(), exact, now)
 }
 

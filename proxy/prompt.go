@@ -3,6 +3,7 @@ package proxy
 import (
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
@@ -76,9 +77,19 @@ func (x *exchange) readPrompt() {
 	}
 	if x.promptReason == prompt.Exact {
 		x.promptTokens = x.prompt.Tokens()
+		if x.mayBeChat() {
+			return // the client would be told what is not so
+		}
 		x.extra = append(x.extra, "x-inferrail-prompt-tokens: "...)
 		x.extra = append(strconv.AppendInt(x.extra, int64(x.promptTokens), 10), "\r\n"...)
 	}
+}
+
+// mayBeChat reports that it is a completion of which an engine would make a chat, with
+// other tokens.
+func (x *exchange) mayBeChat() bool {
+	return promptKind(x.path) == prompt.Completion &&
+		slices.ContainsFunc(x.model.Replicas, func(r *Replica) bool { return r.allChats.Load() })
 }
 
 // samplePrompt lets a prompt that an engine has taken be checked, now and then.

@@ -142,7 +142,7 @@ func (c *Config) complete() error {
 	setDefault(&c.KVEvents.HWM, 100000)
 	// One block is not for tokens.
 	room := (c.NumGPUBlocks - 1) * c.BlockSize
-	if c.Engine == "llamacpp" || c.Engine == "ollama" {
+	if c.slotted() {
 		room = c.NumGPUBlocks * c.BlockSize / max(c.MaxNumSeqs, 1) // of each slot
 	}
 	setDefault(&c.MaxModelLen, min(32768, room))
@@ -170,8 +170,12 @@ func (c *Config) complete() error {
 	}
 	atLeast("max-model-len", c.MaxModelLen, 2)
 	if c.MaxModelLen > room && c.BlockSize > 0 {
-		errs = append(errs, fmt.Errorf("max-model-len %d needs a KV cache of %d blocks, num-gpu-blocks-override is %d",
-			c.MaxModelLen, ceilDiv(c.MaxModelLen, c.BlockSize)+1, c.NumGPUBlocks))
+		needed, of := ceilDiv(c.MaxModelLen, c.BlockSize)+1, ""
+		if c.slotted() {
+			needed, of = ceilDiv(c.MaxModelLen*c.MaxNumSeqs, c.BlockSize), fmt.Sprintf(" for max-num-seqs %d slots", c.MaxNumSeqs)
+		}
+		errs = append(errs, fmt.Errorf("max-model-len %d needs a KV cache of %d blocks%s, num-gpu-blocks-override is %d",
+			c.MaxModelLen, needed, of, c.NumGPUBlocks))
 	}
 	atLeast("max-concurrent-requests", c.MaxConcurrentRequests, 1)
 	if c.MaxInputTokens < 1 || c.MaxInputTokens >= c.MaxModelLen {
@@ -181,6 +185,18 @@ func (c *Config) complete() error {
 		errs = append(errs, fmt.Errorf("engine must be one of %s, not %q", strings.Join(engines, ", "), c.Engine))
 	}
 	atLeast("data-parallel-size", c.DataParallelSize, 1)
+	// Each product of numbers below is one that an int has.
+	atMost := func(name string, value, most int) {
+		if value > most {
+			errs = append(errs, fmt.Errorf("%s must be at most %d, got %d", name, most, value))
+		}
+	}
+	atMost("data-parallel-size", c.DataParallelSize, maxRanks)
+	atMost("max-num-seqs", c.MaxNumSeqs, maxSequences)
+	if c.NumGPUBlocks > maxBlocks || c.HostBlocks > maxBlocks || (c.NumGPUBlocks+c.HostBlocks)*min(max(c.DataParallelSize, 1), maxRanks) > maxBlocks {
+		errs = append(errs, fmt.Errorf("num-gpu-blocks-override and host-blocks of all ranks must be at most %d blocks together", maxBlocks))
+	}
+	atMost("block-size", c.BlockSize, maxBlockSize)
 	atLeast("host-blocks", c.HostBlocks, 0)
 	atLeast("max-num-queued-reqs", c.MaxNumQueuedReqs, 0)
 	if !(c.HicacheRatio >= 0 && c.HicacheRatio <= maxHicacheRatio) {
@@ -222,13 +238,13 @@ func (c *Config) complete() error {
 	if c.LoadTime < 0 {
 		errs = append(errs, fmt.Errorf("load-time must not be negative, got %v", c.LoadTime))
 	}
-	if c.Engine == "llamacpp" || c.Engine == "ollama" {
-		// What they do not have must not seem to be there.
+	// What engines do not have must not seem to be there.
+	if c.KVEvents.Endpoint != "" && slices.Contains([]string{"tgi", "llamacpp", "ollama"}, c.Engine) {
+		errs = append(errs, fmt.Errorf("kv-events are not for the engine %s, which tells nothing of its cache", c.Engine))
+	}
+	if c.slotted() {
 		if c.DataParallelSize > 1 {
 			errs = append(errs, fmt.Errorf("data-parallel-size is not for the engine %s", c.Engine))
-		}
-		if c.KVEvents.Endpoint != "" {
-			errs = append(errs, fmt.Errorf("kv-events are not for the engine %s, which tells nothing of its cache", c.Engine))
 		}
 		if len(c.LoRAModules) > 0 {
 			errs = append(errs, fmt.Errorf("lora-modules are not for the engine %s", c.Engine))
@@ -245,6 +261,15 @@ func (c *Config) complete() error {
 }
 
 const maxHicacheRatio = 1000
+
+// What a configuration may ask of this machine's memory: a typing error must not take
+// all of it.
+const (
+	maxRanks     = 256
+	maxSequences = 1 << 20
+	maxBlocks    = 1 << 24
+	maxBlockSize = 1 << 30
+)
 
 // engines are what Config.Engine may be.
 var engines = []string{"vllm", "sglang", "tgi", "llamacpp", "ollama"}
@@ -265,6 +290,9 @@ func (c *Config) latency() Latency {
 }
 
 func (c *Config) sglang() bool { return c.Engine == "sglang" }
+
+// slotted reports that each sequence has a part of the cache for itself.
+func (c *Config) slotted() bool { return c.Engine == "llamacpp" || c.Engine == "ollama" }
 
 // Completed returns the configuration with all that it leaves open filled in, as a
 // server has it, or says what is wrong with it.

@@ -237,3 +237,11 @@ func setConfig(t *testing.T, cfg *Config, name string, values []string) {
 		t.Fatalf("no setting %q", name)
 	}
 }
+
+// waiting returns how many wait for their turn to load the model, and whether
+// somebody has it.
+func (r *ollamaRunner) waiting() (queued int, loading bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.queued, len(r.turn) == 0
+}

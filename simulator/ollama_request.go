@@ -215,6 +215,16 @@ func (d *ollamaDialect) fill(cfg *Config, r *request, p prompt, body []byte) err
 		p = d.cut(p)
 	}
 	r.prompts = []prompt{p}
+	var x xargs
+	if err := unmarshal(body, &x); err != nil {
+		return err
+	}
+	if err := x.apply(cfg, r); err != nil {
+		return err
+	}
+	if r.say != 0 {
+		r.call = nil // Ollama knows no tool_choice that says so
+	}
 	left := context - p.tokens
 	r.output = d.limit
 	switch {
@@ -230,11 +240,7 @@ func (d *ollamaDialect) fill(cfg *Config, r *request, p prompt, body []byte) err
 		// Nothing limits it: the model ends where it likes.
 		r.output = min(cfg.DefaultOutputTokens, left)
 	}
-	var x xargs
-	if err := unmarshal(body, &x); err != nil {
-		return err
-	}
-	return x.apply(cfg, r)
+	return nil
 }
 
 // cut leaves out tokens behind the first ones that are kept, so that about half of

@@ -228,11 +228,3 @@ func admitOllama(x *exchange) (release func(), err error) {
 	d.loaded = x.s.now()
 	return r.release, nil
 }
-
-// waiting returns how many wait for their turn to load the model, and whether
-// somebody has it.
-func (r *ollamaRunner) waiting() (queued int, loading bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.queued, len(r.turn) == 0
-}

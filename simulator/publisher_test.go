@@ -588,6 +588,7 @@ func TestKVEventsFailure(t *testing.T) {
 	f(Config{KVEvents: KVEvents{Endpoint: anyPort}, DataParallelSize: 2, Engine: "sglang"}, "endpoint must have a port")
 	f(Config{Engine: "x"}, `engine must be one of vllm, sglang, tgi, llamacpp, ollama, not "x"`)
 	f(Config{MaxModelLen: 1000, NumGPUBlocks: 10}, "max-model-len 1000 needs a KV cache of 64 blocks, num-gpu-blocks-override is 10")
+	f(Config{Engine: "llamacpp", MaxNumSeqs: 4, MaxModelLen: 161, NumGPUBlocks: 40}, "max-model-len 161 needs a KV cache of 41 blocks for max-num-seqs 4 slots, num-gpu-blocks-override is 40")
 	f(Config{HostBlocks: 1, Engine: "tgi"}, "host-blocks and hicache-ratio are for the engines vllm and sglang")
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -2,7 +2,9 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -121,7 +123,10 @@ func TestContestFailure(t *testing.T) {
 			t.Errorf("error %v, want %q", err, want)
 		}
 	}
-	f(func(c *bench.Contest) { c.Policies = []string{"best"} }, `"best" is unknown; want cost_model`)
+	f(func(c *bench.Contest) { c.Policies = []string{"round_robin", "best"} }, `--policies: no policy "best"; there are cost_model`)
+	f(func(c *bench.Contest) { c.Policies = []string{"cost_model:own_work=2"} }, "weights are for --routing")
+	f(func(c *bench.Contest) { c.JSON = filepath.Join(c.JSON, "none", "a.json") }, "--json: open ")
+	f(func(c *bench.Contest) { c.Plot = "/proc/charts" }, "mkdir /proc/charts")
 	f(func(c *bench.Contest) { c.Policies = nil }, "nothing to compare")
 	f(func(c *bench.Contest) { c.Workload = "w9" }, `there is no workload "w9"`)
 	f(func(c *bench.Contest) { c.Replicas = 0 }, "--replicas must be 1 to 64")
@@ -131,12 +136,14 @@ func TestContestFailure(t *testing.T) {
 }
 
 // Virtual time and HTTP are two ways to the same engines and the same decisions: the
-// median time to the first token of the same workload is the same. Each prompt takes
-// long enough that what sockets take is little beside it. A run whose requests were sent
-// late tells nothing if it differs, and is made again; one that kept its schedule must
-// agree.
+// median time to the first token is the same, and where the policy is one of turns, so is
+// who serves what. What is served in virtual time comes when it was sent over HTTP, so
+// that the schedule may be kept badly. Each prompt takes long enough that what sockets
+// take is little beside it. A first token passes from process to process six times, each
+// of which may have to wait for a CPU as long as a request that was due: that much more
+// may be the difference.
 func TestVirtualTimeAndHTTPAgree(t *testing.T) {
-	const requests, replicas, tries, trusted = 180, 5, 3, 3 * time.Millisecond
+	const requests, replicas, tries = 150, 5, 3
 	const rate = 12
 	engine := simulator.Config{PrefillA: 60, PrefillB: 0.002, PrefillD: 120_000, TimePerOutputToken: time.Millisecond,
 		NumGPUBlocks: 4000, BlockSize: 16, MaxNumSeqs: 64, MaxModelLen: 32768}
@@ -155,33 +162,71 @@ func TestVirtualTimeAndHTTPAgree(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		outcome, err := fleet.Serve(t.Context(), w, p, virtual.Options{Seed: 1})
-		if err != nil {
-			t.Fatal(err)
-		}
-		want := workload.Summarize(outcome.Records, w, workload.SummaryOptions{Replicas: replicas})
 		for try := 1; ; try++ {
 			c := contest(t, "w1", rate, requests, replicas, name)
-			c.Simulated = engine
+			c.Simulated, c.Records = engine, t.TempDir()
 			got := runContest(t, c).Runs[0]
-			off := got.TTFT.P50/want.TTFT.P50 - 1
-			t.Logf("%s: the median is %.1f ms over HTTP, %.1f ms in virtual time: %+.1f %%; mean %.1f and %.1f, p99 %.1f and %.1f; %.1f and %.1f %% cached; sent %.2f ms late (p99)",
-				name, got.TTFT.P50, want.TTFT.P50, 100*off, got.TTFT.Mean, want.TTFT.Mean, got.TTFT.P99, want.TTFT.P99, 100*got.HitRate, 100*want.HitRate, got.Lag.P99)
-			if got.Requests != want.Requests || got.Failed != 0 {
-				t.Errorf("%d requests, %d failed; %d in virtual time", got.Requests, got.Failed, want.Requests)
+			if got.Requests != requests || got.Failed != 0 {
+				t.Fatalf("%d requests, %d failed; %d in virtual time", got.Requests, got.Failed, requests)
 			}
-			if math.Abs(off) <= 0.05 {
+			sent := readContestRecords(t, filepath.Join(c.Records, name+"-1.jsonl"))
+			slices.SortStableFunc(sent, func(a, b contestRecord) int { return cmp.Compare(a.Sent, b.Sent) })
+			asSent := &workload.Workload{Name: w.Name}
+			for _, r := range sent {
+				q := w.Requests[r.Index]
+				q.At = time.Duration(r.Sent * float64(time.Millisecond))
+				asSent.Requests = append(asSent.Requests, q)
+			}
+			outcome, err := fleet.Serve(t.Context(), asSent, p, virtual.Options{Seed: 1})
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := workload.Summarize(outcome.Records, asSent, workload.SummaryOptions{Replicas: replicas})
+			var ttfts, lags []float64
+			same := 0
+			for i, r := range sent {
+				ttfts, lags = append(ttfts, r.First-r.Sent), append(lags, r.Sent-r.Scheduled)
+				if r.Replica == fmt.Sprint("e", outcome.Records[i].Replica) {
+					same++
+				}
+			}
+			ttft, lag := workload.QuantilesOf(ttfts), workload.QuantilesOf(lags)
+			off, allowed := math.Abs(ttft.P50-want.TTFT.P50), 0.05*want.TTFT.P50+6*lag.P90
+			t.Logf("%s: the median is %.1f ms over HTTP, %.1f ms in virtual time, %.1f may be between them; mean %.1f and %.1f, p99 %.1f and %.1f; %.1f and %.1f %% cached; %d of %d by the same replica; sent %.2f ms late (p90)",
+				name, ttft.P50, want.TTFT.P50, allowed, ttft.Mean, want.TTFT.Mean, ttft.P99, want.TTFT.P99, 100*got.HitRate, 100*want.HitRate, same, requests, lag.P90)
+			// Two that are sent at nearly the same time may change places.
+			if off <= allowed && (name != "round_robin" || same > requests*3/4) {
 				break
 			}
-			switch {
-			case got.Lag.P99 <= trusted.Seconds()*1e3:
-				t.Errorf("%s: the machine kept up, and the median is %.1f %% off", name, 100*off)
-			case try == tries:
-				t.Skipf("this machine is too busy to tell: of %d runs none sent its requests within %v", tries, trusted)
-			default:
-				continue
+			if try == tries {
+				t.Errorf("%s: in %d runs virtual time and HTTP did not agree", name, tries)
+				break
 			}
-			break
 		}
 	}
+}
+
+// contestRecord is what this package's tests read of a record that a contest has written.
+type contestRecord struct {
+	Index     int     `json:"index"`
+	Scheduled float64 `json:"scheduled_ms"`
+	Sent      float64 `json:"sent_ms"`
+	First     float64 `json:"first_ms"`
+	Replica   string  `json:"replica"`
+}
+
+func readContestRecords(t *testing.T, path string) (records []contestRecord) {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range bytes.Lines(text) {
+		var r contestRecord
+		if err := json.Unmarshal(line, &r); err != nil {
+			t.Fatal(err)
+		}
+		records = append(records, r)
+	}
+	return records
 }

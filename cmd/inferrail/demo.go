@@ -121,13 +121,16 @@ func (g *demoGateway) close() {
 // demoColumns is how wide its table is with 8 sessions, and two more.
 const demoColumns = 102
 
-// isTerminal reports that w is a terminal on which the table can be drawn anew: a line
-// that is broken in two could not.
-func isTerminal(w io.Writer) bool {
+// isTerminal reports that w is a terminal on which the table can be drawn anew.
+func isTerminal(w io.Writer) bool { return hasColumns(w, demoColumns) }
+
+// hasColumns reports that w is a terminal of so many columns: a line that is broken in
+// two cannot be drawn anew.
+func hasColumns(w io.Writer, least int) bool {
 	f, ok := w.(*os.File)
 	if !ok || os.Getenv("TERM") == "dumb" {
 		return false
 	}
 	size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
-	return err == nil && int(size.Col) >= demoColumns
+	return err == nil && int(size.Col) >= least
 }

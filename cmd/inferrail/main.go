@@ -111,16 +111,19 @@ func newParser(c *commands, e *env) *kong.Kong {
 	return parser
 }
 
-// interrupted returns a context that ends with the first signal. For commands
-// that have nothing to drain.
+// errInterrupted is the cause of a context that a signal has ended.
+var errInterrupted = errors.New("interrupted")
+
+// interrupted returns a context that ends with the first signal, of which
+// errInterrupted is the cause then. For commands that have nothing to drain.
 func (e *env) interrupted(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancelCause(ctx)
 	go func() {
 		select {
 		case <-e.signals:
-			cancel()
+			cancel(errInterrupted)
 		case <-ctx.Done():
 		}
 	}()
-	return ctx, cancel
+	return ctx, func() { cancel(nil) }
 }

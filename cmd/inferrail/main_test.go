@@ -175,7 +175,7 @@ func TestLineToTryWithTLSAndKeys(t *testing.T) {
 func TestAgentWaitsForItsEngine(t *testing.T) {
 	// A port that nothing listens on, until the engine is started on it.
 	sim := start(t, "sim", "--port", "0", "--served-model-name", "m")
-	url := sim.expect(`(?m)^simulated engine at (http://\S+) serves m$`)
+	url := sim.expect(`(?m)^simulated vllm at (http://\S+) serves m; `)
 	sim.signals <- syscall.SIGINT
 	sim.exit(0)
 

@@ -36,12 +36,16 @@ A request has faults of its own as "vllm_xargs":{"sim":{"break":"rst","break_aft
 
 // Run serves until the first signal.
 func (c *simCommand) Run(ctx context.Context, e *env) error {
-	server, err := simulator.Start(c.Config)
+	cfg, err := c.Completed()
+	if err != nil {
+		return fmt.Errorf("simulated engine: %w", err)
+	}
+	server, err := simulator.Start(cfg)
 	if err != nil {
 		return err
 	}
 	defer server.Close()
-	fmt.Fprintf(e.stdout, "simulated engine at %s serves %s\n", server.URL(), strings.Join(c.ServedModelName, ", "))
+	fmt.Fprintf(e.stdout, "simulated %s at %s serves %s; %s/sim/stats counts\n", cfg.Engine, server.URL(), strings.Join(cfg.ServedModelName, ", "), server.URL())
 	ctx, cancel := e.interrupted(ctx)
 	defer cancel()
 	<-ctx.Done()

@@ -47,6 +47,8 @@ type simulateCommand struct {
 	Throttle []string      `name:"throttle" placeholder:"ENGINE:FACTOR:FROM:UNTIL" help:"Make an engine so many times slower for a while (0:8:60s:120s), repeatable; without UNTIL for good."`
 	Slow     []string      `name:"slow" placeholder:"ENGINE:FACTOR" help:"Make an engine so many times slower from the beginning on, repeatable."`
 
+	Hold time.Duration `name:"hold" default:"0s" help:"Agents hold requests back until a replica has less than so much work before it (100ms), and send the shortest first; 0 sends each at once."`
+
 	Admission string        `name:"admission" placeholder:"MODE" help:"Refuse requests: rank_only, empirical or absolute. Default: take all."`
 	Budget    time.Duration `name:"budget" default:"0s" help:"Time to first token that each request grants; 0 is any."`
 	Queue     int           `name:"queue" default:"0" help:"Requests that wait at each agent instead of being refused."`
@@ -61,8 +63,19 @@ type simulateCommand struct {
 
 // Help is what kong shows behind the flags.
 func (c *simulateCommand) Help() string {
-	return "The policies and what is known of caches are the agent's own code; engines and time are models. " +
-		"Equal flags give equal results."
+	return `The policies and what is known of caches are the agent's own code; engines and
+time are models. Equal flags give equal results.
+
+  inferrail simulate --trace mooncake_conversation_trace.jsonl --plot charts
+  inferrail simulate --trace decisions.jsonl --policy round_robin --policy cost_model
+  inferrail simulate --workload w2 --profile l4-llama-8b=4 --profile h100-llama-8b=2
+  inferrail simulate --workload w1 --find-capacity --policy round_robin,cost_model
+
+The columns: hit is the part of prompt tokens that were cached, of max is of what
+caches of this size allow; of bound is the mean time to first token over that of a
+fleet in which every engine holds everything and the earliest free one serves;
+hotspot is the work of the busiest engine over the mean; foretold is how long first
+tokens were expected to take, over how long they took.`
 }
 
 // Run ends early at the first signal.
@@ -81,7 +94,10 @@ func (c *simulateCommand) Run(ctx context.Context, e *env) error {
 		comparison.Capacity, err = plan.FindCapacity(ctx)
 	}
 	stop()
-	if err != nil {
+	switch {
+	case errors.Is(context.Cause(ctx), errInterrupted):
+		return fmt.Errorf("%w; nothing was written", errInterrupted)
+	case err != nil:
 		return err
 	}
 	return c.write(e, plan, comparison)
@@ -89,6 +105,10 @@ func (c *simulateCommand) Run(ctx context.Context, e *env) error {
 
 // write writes what has come out, wherever it is wanted.
 func (c *simulateCommand) write(e *env, plan *virtual.Plan, comparison *workload.Comparison) error {
+	var none error
+	if allFailed(comparison) {
+		none = errors.New("no policy served any request: prompts with their answers are longer than an engine has room for (--blocks, --block-size, --profile), or admission refused them")
+	}
 	table := e.stdout
 	if c.JSON == "-" {
 		table = e.stderr
@@ -108,9 +128,21 @@ func (c *simulateCommand) write(e *env, plan *virtual.Plan, comparison *workload
 		}
 	}
 	if c.Plot != "" {
-		return bench.WriteCharts(c.Plot, bench.Charts(bench.ChartName(comparison), comparison))
+		if err := bench.WriteCharts(c.Plot, bench.Charts(bench.ChartName(comparison), comparison)); err != nil {
+			return err
+		}
 	}
-	return nil
+	return none
+}
+
+// allFailed reports that nothing was served, whatever the policy.
+func allFailed(c *workload.Comparison) bool {
+	for i := range c.Runs {
+		if s := &c.Runs[i]; s.Requests == 0 || s.Failed+s.Refused < s.Requests {
+			return false
+		}
+	}
+	return len(c.Runs) > 0
 }
 
 // writeJSON writes v to a file, or to stdout for -.
@@ -130,7 +162,7 @@ func writeJSON(e *env, file string, v any) error {
 // showProgress shows, where w is a terminal, how many requests have been served, until
 // the function that it returns is called.
 func showProgress(w io.Writer, served *atomic.Int64) (stop func()) {
-	if !isTerminal(w) {
+	if !hasColumns(w, 40) {
 		return func() {}
 	}
 	over := make(chan struct{})
@@ -171,12 +203,14 @@ func (c *simulateCommand) plan() (*virtual.Plan, error) {
 	bad(!(c.Speed >= 0) || c.Speed > 1e6, "--speed must be above 0, and at most a million, got %v", c.Speed)
 	bad(!(c.Rate >= 0) || c.Rate > 1e6, "--rate must be above 0, and at most a million, got %v", c.Rate)
 	bad(c.Requests < 0, "--requests must not be negative, got %d", c.Requests)
-	bad(c.Blocks < 0 || c.Blocks == 1, "--blocks must be at least 2, got %d", c.Blocks)
-	bad(c.BlockSize < 0, "--block-size must be at least 1, got %d", c.BlockSize)
+	bad(c.Blocks < 0 || c.Blocks == 1 || c.Blocks > mostBlocks, "--blocks must be at least 2 and at most %d, got %d", mostBlocks, c.Blocks)
+	bad(c.BlockSize < 0 || c.BlockSize > mostBlockSize, "--block-size must be at least 1 and at most %d, got %d", mostBlockSize, c.BlockSize)
 	bad(c.Agents < 1 || c.Agents > 1000, "--agents must be between 1 and 1000, got %d", c.Agents)
 	bad(c.WarmUp < 0, "--warm-up must not be negative, got %v", c.WarmUp)
 	bad(c.Lag < 0 || c.EventLag < 0, "--lag and --event-lag must not be negative, got %v and %v", c.Lag, c.EventLag)
 	bad(c.Budget < 0, "--budget must not be negative, got %v", c.Budget)
+	bad(c.Hold < 0, "--hold must not be negative, got %v", c.Hold)
+	bad(c.Hold > 0 && c.Admission != "", "--hold and --admission exclude each other")
 	bad(c.Queue < 0, "--queue must not be negative, got %d", c.Queue)
 	bad(c.SLOTTFT < 0 || c.SLOTPOT < 0, "--slo-ttft and --slo-tpot must not be negative, got %v and %v", c.SLOTTFT, c.SLOTPOT)
 	bad(c.FindCapacity && c.SLOTTFT == 0 && c.SLOTPOT == 0, "--find-capacity needs --slo-ttft or --slo-tpot")
@@ -197,6 +231,16 @@ func (c *simulateCommand) plan() (*virtual.Plan, error) {
 			bad(other == spec, "--policy %s is given twice", spec)
 		}
 	}
+	bad(c.TraceModel != "" && c.Workload != "", "--trace-model is of use with --trace only")
+	// A long search must not end in a file that cannot be written.
+	if err := bench.CanWrite(c.JSON); err != nil {
+		errs = append(errs, fmt.Errorf("--json: %w", err))
+	}
+	if c.Plot != "" {
+		if err := os.MkdirAll(c.Plot, 0o755); err != nil {
+			errs = append(errs, fmt.Errorf("--plot: %w", err))
+		}
+	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
@@ -206,7 +250,7 @@ func (c *simulateCommand) plan() (*virtual.Plan, error) {
 		Limits: workload.Limits{TTFT: milliseconds(c.SLOTTFT), TPOT: milliseconds(c.SLOTPOT)},
 		Fleet: virtual.Fleet{
 			Agents: c.Agents, Lag: c.Lag, EventLag: c.EventLag, Events: c.Events && (c.Engine == "vllm" || c.Engine == "sglang"),
-			Admission: admission,
+			Hold: c.Hold, Admission: admission,
 		},
 	}
 	if err := c.requests(p); err != nil {
@@ -232,8 +276,13 @@ func (c *simulateCommand) plan() (*virtual.Plan, error) {
 	return p, nil
 }
 
-// mostReplicas bounds a fleet: each has the memory of its cache.
-const mostReplicas = 10_000
+// mostReplicas and mostBlocks bound a fleet: each replica has the memory of its cache.
+const (
+	mostReplicas = 10_000
+	mostBlocks   = 1 << 26
+	// Of a larger block no prompt has one.
+	mostBlockSize = 1 << 30
+)
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
@@ -247,6 +296,9 @@ func (c *simulateCommand) requests(p *virtual.Plan) error {
 		for _, seed := range c.Seed {
 			w, err := workload.Generate(workload.Options{Name: c.Workload, Seed: seed, Rate: c.Rate, Requests: n})
 			if err != nil {
+				return err
+			}
+			if err := c.warm(w); err != nil {
 				return err
 			}
 			p.Workloads = append(p.Workloads, w)
@@ -268,10 +320,18 @@ func (c *simulateCommand) requests(p *virtual.Plan) error {
 		}
 		p.Speed = c.Rate * last.Seconds() / float64(len(w.Requests))
 	}
-	if c.WarmUp > 0 && c.WarmUp > last {
-		return fmt.Errorf("--warm-up is %v, and the last request comes after %v", c.WarmUp, last)
+	if err := c.warm(w); err != nil {
+		return err
 	}
 	p.Workloads = []*workload.Workload{w}
+	return nil
+}
+
+// warm says so when the warm-up leaves nothing of a workload.
+func (c *simulateCommand) warm(w *workload.Workload) error {
+	if last := w.Requests[len(w.Requests)-1].At; c.WarmUp > 0 && c.WarmUp > last {
+		return fmt.Errorf("--warm-up is %v, and the last request comes after %v", c.WarmUp, last)
+	}
 	return nil
 }
 
@@ -310,6 +370,9 @@ func (c *simulateCommand) engines(p *virtual.Plan) error {
 			cfg.NumGPUBlocks = c.Blocks
 		}
 		cfg.MaxModelLen = (cfg.NumGPUBlocks - 1) * size
+		if c.Engine == "llamacpp" || c.Engine == "ollama" {
+			cfg.MaxModelLen = cfg.NumGPUBlocks * size / usual.MaxNumSeqs // of each slot
+		}
 		for range n {
 			p.Fleet.Engines = append(p.Fleet.Engines, cfg)
 		}
@@ -320,6 +383,13 @@ func (c *simulateCommand) engines(p *virtual.Plan) error {
 	}
 	if n := len(p.Fleet.Engines); n > mostReplicas {
 		return fmt.Errorf("--profile: %d replicas are more than %d", n, mostReplicas)
+	}
+	blocks := 0
+	for i := range p.Fleet.Engines {
+		blocks += p.Fleet.Engines[i].NumGPUBlocks
+	}
+	if blocks > mostBlocks {
+		return fmt.Errorf("%d replicas with %d blocks in all are more than fit into memory here; give fewer --replicas or --blocks, at most %d in all", len(p.Fleet.Engines), blocks, mostBlocks)
 	}
 	first := &p.Fleet.Engines[0]
 	p.Engine = fmt.Sprintf("%s %s, %d blocks of %d", c.Engine, strings.Join(names, " and "), first.NumGPUBlocks, first.BlockSize)

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/cockroachdb/datadriven"
@@ -76,6 +77,20 @@ func TestSimulateJSON(t *testing.T) {
 		if v, ok := raw.Runs[1][key].(float64); !ok || v <= 0 {
 			t.Errorf("%s is %v", key, raw.Runs[1][key])
 		}
+	}
+}
+
+// A signal ends it soon, and no file is there that says nothing.
+func TestSimulateInterrupted(t *testing.T) {
+	out := filepath.Join(t.TempDir(), "a.json")
+	p := start(t, "simulate", "--workload", "w2", "--requests", "200000", "--json", out)
+	p.signals <- syscall.SIGINT
+	p.exit(1)
+	if got := p.stderr.String(); got != "inferrail: interrupted; nothing was written\n" {
+		t.Errorf("stderr %q", got)
+	}
+	if _, err := os.Stat(out); !os.IsNotExist(err) {
+		t.Errorf("the file: %v", err)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -74,6 +75,7 @@ type smallFleet struct {
 			Engine    string
 			Blocks    int
 			BlockSize int `json:"block_size"`
+			Sequences int
 			State     string
 		} `json:"kv_cache"`
 		Load struct {
@@ -170,7 +172,7 @@ load: {interval: 50ms}
 	})
 	for i, page := range []string{"/metrics", "/slots"} {
 		r := f.Replicas[i]
-		if r.Load.Page != page || r.KVCache.State != "approximate" || r.KVCache.Blocks*r.KVCache.BlockSize != 2*4096 {
+		if r.Load.Page != page || r.KVCache.State != "approximate" || r.KVCache.Blocks*r.KVCache.BlockSize != 2*4096 || r.KVCache.Sequences != 2 {
 			t.Errorf("%s: %+v", r.ID, r)
 		}
 	}
@@ -273,7 +275,11 @@ load: {interval: 50ms}
 		t.Errorf("the stream:\n%s", stream)
 	}
 	for i := range 20 {
-		s.ask("/v1/completions", fmt.Sprintf(`{"model":"sim","prompt":"word %d","max_tokens":1}`, i))
+		// How many tokens the chat has that is made of it, is not known.
+		resp, _ := s.ask("/v1/completions", fmt.Sprintf(`{"model":"sim","prompt":"word %d","max_tokens":1}`, i))
+		if n := resp.Header.Get("x-inferrail-prompt-tokens"); n != "" {
+			t.Errorf("the agent has %s tokens of a completion", n)
+		}
 	}
 	f := s.fleet("it follows the model", func(f *smallFleet) bool { return len(f.Models) == 1 })
 	if p := f.Models[0].Prompts; p.State != "exact" {
@@ -291,6 +297,54 @@ load: {interval: 50ms}
 	text, _ := io.ReadAll(resp.Body)
 	if resp.StatusCode != http.StatusBadRequest || !strings.Contains(string(text), `"invalid_request_error"`) {
 		t.Errorf("status %d: %s", resp.StatusCode, text)
+	}
+}
+
+// Of an Ollama of which the configuration says nothing the agent finds out what it is,
+// and that it runs one request at a time; of one that runs more, that too.
+func TestAgentFindsOllama(t *testing.T) {
+	t.Parallel()
+	cfg := simulator.Config{Engine: "ollama", MaxModelLen: 4096, PrefillA: 1, PrefillD: 100, TimePerOutputToken: 5 * time.Millisecond}
+	more := cfg
+	more.MaxNumSeqs = 3
+	s := newSmall(t, `
+models: [{name: "sim:latest", aliases: [sim], tokenizer: "builtin:sim"}]
+replicas: [{id: a, url: "%s"}, {id: b, url: "%s"}]
+routing: {default_policy: least_request}
+`, cfg, more)
+	s.fleet("both are known", func(f *smallFleet) bool {
+		known := true
+		for _, r := range f.Replicas {
+			known = known && r.KVCache.Engine == "ollama" && r.KVCache.Sequences == 1
+		}
+		return known
+	})
+	stop := make(chan struct{})
+	var clients sync.WaitGroup
+	defer clients.Wait()
+	defer close(stop)
+	for i := range 8 {
+		clients.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				body := fmt.Sprintf(`{"model":"sim","stream":true,"max_tokens":40,"messages":[{"role":"user","content":"client %d"}]}`, i)
+				resp, err := http.Post("http://"+s.addr+"/v1/chat/completions", "application/json", strings.NewReader(body))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				_, _ = io.Copy(io.Discard, resp.Body)
+				resp.Body.Close()
+			}
+		})
+	}
+	f := s.fleet("the second runs several", func(f *smallFleet) bool { return f.Replicas[1].KVCache.Sequences > 1 })
+	if n := f.Replicas[0].KVCache.Sequences; n != 1 {
+		t.Errorf("the first runs %d at a time", n)
 	}
 }
 

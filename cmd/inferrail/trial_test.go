@@ -89,12 +89,29 @@ func TestTrial(t *testing.T) {
 	fails("missing flags: --url=", "-w", "w1")
 	fails("--workload or --trace is missing; workloads are ", "--url", engine.URL())
 	fails(`--url "sim": want http://HOST:PORT`, "-w", "w1", "--url", "sim")
-	fails("cannot find out the model, give --model: GET "+engine.URL()+"/v1/models: status 401", "-w", "w1", "--url", engine.URL())
+	fails("does not tell its model: GET "+engine.URL()+"/v1/models: status 401: give its key as --api-key", "-w", "w1", "--url", engine.URL())
 	fails("no request was served", "-w", "w1", "--url", engine.URL(), "--model", "sim", "--api-key", "wrong")
 	fails("no request was served", "-w", "w1", "--url", "http://127.0.0.1:1", "--model", "sim")
 	fails("the figures should not be relied on", "-w", "w1", "--url", engine.URL(), "--api-key", "secret", "--max-lag", "1ns")
+	fails("none/a.json: no such file", "-w", "w1", "--url", engine.URL(), "--json", filepath.Join(dir, "none", "a.json"))
+	fails("none/a.jsonl: no such file", "-w", "w1", "--url", engine.URL(), "--records", filepath.Join(dir, "none", "a.jsonl"))
+	fails("status 404: is the path right?", "-w", "w1", "--url", engine.URL()+"/elsewhere", "--api-key", "secret")
 	fails("can't be used together", "-w", "w1", "--url", engine.URL(), "--trace", "x")
 	fails("no such file", "--url", engine.URL(), "--trace", "nowhere")
 	fails("--max-at-once 0: want at least 1", "-w", "w1", "--url", engine.URL(), "--max-at-once", "0")
 	fails(`--header "x": want NAME: VALUE`, "-w", "w1", "--url", engine.URL(), "--header", "x")
+}
+
+// Nothing is said of what was cached where no answer says it: "0 %" would be about the
+// engine, and it is about its flags.
+func TestTrialUntold(t *testing.T) {
+	engine, err := simulator.Start(simulator.Config{PrefillA: 1, TimePerOutputToken: 200_000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer engine.Close()
+	_, stdout, stderr := runLine("bench", "run", "--url", engine.URL(), "-w", "w1", "--requests", "5", "--rate", "100", "--max-lag", "1h", "--max-busy", "2")
+	if !strings.Contains(stdout, "no answer says how much of its prompt was cached; vLLM does with --enable-prompt-tokens-details") || strings.Contains(stdout, "% of the prompts' tokens") {
+		t.Errorf("%s%s", stdout, stderr)
+	}
 }

@@ -29,6 +29,10 @@ type agent struct {
 	// admission is nil when all are taken.
 	admission *policy.Admission
 	room      policy.Queue[*visit]
+	// holding holds all requests that are not sent yet when Fleet.Hold is set, and
+	// looks for one to send at releases.
+	holding  policy.Holding[*visit]
+	releases time.Duration
 
 	// The memory of one decision.
 	candidates []policy.Candidate
@@ -68,6 +72,7 @@ func newAgent(r *run, number int, p policy.Policy, seed uint64) (*agent, error) 
 		looks: make([]index.Lookup, len(r.sizes)), prompts: make([]index.Prompt, len(r.sizes)),
 	}
 	_, a.learns = p.(*policy.NLMS)
+	a.holding.Lead = r.fleet.Hold.Seconds()
 	if r.fleet.Admission.Mode != "" {
 		mode, err := policy.ParseAdmissionMode(r.fleet.Admission.Mode)
 		if err != nil {
@@ -78,7 +83,12 @@ func newAgent(r *run, number int, p policy.Policy, seed uint64) (*agent, error) 
 	for i := range a.slots {
 		c := &r.configs[i]
 		s := &a.slots[i]
-		a.index.Join(i, index.SlotConfig{Model: model, BlockSize: c.BlockSize, Capacity: c.NumGPUBlocks, AfterPrefill: c.Engine == "sglang"})
+		cache := index.SlotConfig{Model: model, BlockSize: c.BlockSize, Capacity: c.NumGPUBlocks, AfterPrefill: c.Engine == "sglang"}
+		if c.Engine == "llamacpp" || c.Engine == "ollama" {
+			cache.Sequences = c.MaxNumSeqs
+			s.standing.SetSequences(c.MaxNumSeqs, false, r.clock())
+		}
+		a.index.Join(i, cache)
 		s.peer = policy.Peer{Standing: &s.standing, Models: []string{model}}
 		a.peers = append(a.peers, &s.peer)
 		a.believe(i, "")
@@ -102,6 +112,10 @@ func (a *agent) believe(i int, why string) {
 // ask takes a request: to an engine, into the room, or not at all.
 func (a *agent) ask(v *visit) {
 	v.agent = a
+	if a.holding.Lead > 0 {
+		a.hold(v)
+		return
+	}
 	if a.room.Len() > 0 {
 		a.wait(v)
 		return
@@ -129,14 +143,27 @@ func (a *agent) try(v *visit) bool {
 
 // describe fills the candidates and chooses among them.
 func (a *agent) describe(v *visit, now time.Time) {
+	a.fill(v, now)
+	if !v.turned {
+		// As in the proxy, the first turn is 1, and who waits keeps the one it had.
+		a.turns++
+		v.turned, v.asked.Rand, v.asked.Turn = true, a.random.Uint64(), a.turns
+	}
+	v.choice = policy.Choose(a.policy, &v.asked, a.candidates, a.costs).Index
+	v.expected = policy.TTFT(&v.asked, &a.candidates[v.choice])
+}
+
+// fill fills the candidates.
+func (a *agent) fill(v *visit, now time.Time) {
 	r := a.run
 	a.look(v)
-	v.asked.Rand, v.asked.Turn = a.random.Uint64(), a.turns
-	a.turns++
 	for i := range a.slots {
 		s, c := &a.slots[i], &a.candidates[i]
 		s.standing.Describe(c, s.inFlight, 0, now)
 		c.Slot, c.Key = i, r.keys[i]
+		if v.prompts != nil {
+			c.Wait += a.holding.Planned(i)
+		}
 		if a.learns {
 			c.Filter = s.standing.Filter.State()
 		}
@@ -151,8 +178,6 @@ func (a *agent) describe(v *visit, now time.Time) {
 			c.CachedGPU, c.CachedCPU = policy.Count(p.CachedBlocks(h[index.GPU])), policy.Count(p.CachedBlocks(h[index.CPU]))
 		}
 	}
-	v.choice = policy.Choose(a.policy, &v.asked, a.candidates, a.costs).Index
-	v.expected = policy.TTFT(&v.asked, &a.candidates[v.choice])
 }
 
 // prefixTokens is how much of a prompt's beginning policy.Request.Prefix stands for, as
@@ -169,6 +194,11 @@ func (a *agent) look(v *visit) {
 	}
 	a.hashes = slices.Grow(a.hashes[:0], n)
 	for i, size := range a.run.sizes {
+		if v.prompts != nil {
+			a.prompts[i] = v.prompts[i]
+			a.index.Look(&a.looks[i], &a.prompts[i])
+			continue
+		}
 		from := len(a.hashes)
 		a.hashes = index.AppendTokens(a.hashes, root, ids, size)
 		a.prompts[i] = index.Prompt{Root: root, Chain: a.hashes[from:], IDs: ids, Block: size}
@@ -211,6 +241,7 @@ func (a *agent) send(v *visit, now time.Time) {
 	v.record.Replica, v.record.Predicted = i, seconds(v.expected)
 	v.record.PredictedCached = p.Cached(h)
 	v.sending.Promise(&s.standing, v.asked.Tokens, 1, int(a.candidates[i].Cached))
+	v.sending.Foretell(&v.asked, &a.candidates[i])
 	a.index.Claim(&v.claim, i, p, now)
 	v.sending.Expect(&s.standing, true, a.candidates[i].Exact, now)
 	r.after(r.fleet.Lag, note{kind: noteArrival, visit: v})
@@ -281,8 +312,10 @@ const (
 // tick lets the first in the room try again in a while.
 func (a *agent) tick() { a.run.after(roomTick, note{kind: noteTick, agent: a}) }
 
-// news lets those in the room try, in their order, until one is refused.
+// news sends what is held and can go, and lets those in the room try, in their order,
+// until one is refused.
 func (a *agent) news() {
+	a.release()
 	for t := a.room.Peek(); t != nil; t = a.room.Peek() {
 		if !a.try(t.Value) {
 			return

@@ -60,7 +60,8 @@ func (f *Fleet) latencies() []simulator.Latency {
 	for _, t := range f.Throttles {
 		if t.At == 0 && t.Until == 0 && t.Engine >= 0 && t.Engine < len(list) {
 			l := &list[t.Engine]
-			l.A, l.B, l.D, l.PerToken = t.Factor*l.A, t.Factor*l.B, t.Factor*l.D, time.Duration(t.Factor*float64(l.PerToken))
+			l.A, l.B, l.D = t.Factor*l.A, t.Factor*l.B, t.Factor*l.D
+			l.PerToken, l.Least = time.Duration(t.Factor*float64(l.PerToken)), time.Duration(t.Factor*float64(l.Least))
 		}
 	}
 	return list

@@ -46,7 +46,7 @@ func (inTurns) Score(r *policy.Request, candidates []policy.Candidate, costs []f
 	for i := range candidates {
 		costs[i] = 1
 	}
-	costs[r.Turn%uint64(len(candidates))] = 0
+	costs[(r.Turn-1)%uint64(len(candidates))] = 0
 	return 0
 }
 
@@ -61,18 +61,24 @@ func TestReplayOfReference(t *testing.T) {
 	fleet := &Fleet{Engines: slices.Repeat([]simulator.Config{reference()}, 8), Events: true, EventLag: time.Millisecond}
 	conversation, synthetic := readPacked(t, "conversation"), readPacked(t, "synthetic")
 	by := figures{0.06, 0.05, 0.08, 0.05}
-	f := func(w *workload.Workload, p policy.Policy, want figures) {
-		t.Helper()
+	serve := func(t *testing.T, w *workload.Workload, p policy.Policy) workload.Summary {
+		t.Parallel()
 		o, err := fleet.Serve(t.Context(), w, p, Options{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		s := workload.Summarize(o.Records, w, workload.SummaryOptions{Replicas: 8})
-		if s.Failed > 0 || s.Hotspot > 1.1 {
-			t.Errorf("%s, %s: %d have failed, the hotspot is %.2f", w.Name, p.Name(), s.Failed, s.Hotspot)
-		}
 		t.Logf("%s, %s: %+v", w.Name, p.Name(), figuresOf(&s))
-		figuresOf(&s).near(t, w.Name+", "+p.Name(), want, by)
+		return s
+	}
+	f := func(w *workload.Workload, p policy.Policy, want figures) {
+		t.Run(w.Name+" "+p.Name(), func(t *testing.T) {
+			s := serve(t, w, p)
+			if s.Failed > 0 || s.Hotspot > 1.1 {
+				t.Errorf("%d have failed, the hotspot is %.2f", s.Failed, s.Hotspot)
+			}
+			figuresOf(&s).near(t, w.Name+", "+p.Name(), want, by)
+		})
 	}
 	f(conversation, inTurns{}, figures{.100, 649, 13165, 1577})
 	f(conversation, policy.LeastRequest{}, figures{.095, 792, 13113, 1650})
@@ -83,16 +89,12 @@ func TestReplayOfReference(t *testing.T) {
 	// The default is at least as good as the best of that table, but for what learning
 	// costs it.
 	g := func(w *workload.Workload, most figures) {
-		t.Helper()
-		o, err := fleet.Serve(t.Context(), w, policy.NewCostModel(), Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		s := workload.Summarize(o.Records, w, workload.SummaryOptions{Replicas: 8})
-		t.Logf("%s, cost_model: %+v", w.Name, figuresOf(&s))
-		if s.TTFT.Mean > 1.04*most.mean || s.TTFT.P99 > 1.06*most.p99 || s.HitRate < 0.97*most.hit {
-			t.Errorf("%s: the default has %+v, want at least %+v", w.Name, figuresOf(&s), most)
-		}
+		t.Run(w.Name, func(t *testing.T) {
+			s := serve(t, w, policy.NewCostModel())
+			if s.TTFT.Mean > 1.04*most.mean || s.TTFT.P99 > 1.06*most.p99 || s.HitRate < 0.97*most.hit {
+				t.Errorf("the default has %+v, want at least %+v", figuresOf(&s), most)
+			}
+		})
 	}
 	g(conversation, figures{.296, 0, 7507, 729})
 	g(conversation.Faster(1.8), figures{.279, 0, 7734, 797})

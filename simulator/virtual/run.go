@@ -98,9 +98,13 @@ type visit struct {
 	record  *workload.Record
 	agent   *agent
 	asked   policy.Request
+	turned  bool // asked has its turn
 	sending policy.Sending
 	claim   index.Claim
 	ticket  policy.Ticket[*visit]
+
+	// prompts are its chains while it is held, by size of blocks.
+	prompts []index.Prompt
 
 	came, taken time.Time
 	choice      int
@@ -130,6 +134,7 @@ const (
 	noteEvents                   // all agents have events of engine
 	notePatience                 // visit has waited for long enough
 	noteTick                     // agent lets who waits try again
+	noteRelease                  // agent sends who is held and can go
 	noteThrottle                 // engine takes so many times as long
 )
 
@@ -166,13 +171,12 @@ func newRun(f *Fleet, w *workload.Workload, p policy.Policy, o Options) (*run, e
 		}
 		r.agents = append(r.agents, a)
 	}
-	for _, t := range slices.Concat(f.Throttles, w.Throttles) {
-		if t.Engine < 0 || t.Engine >= len(r.engines) {
-			continue
-		}
-		r.after(t.At, note{kind: noteThrottle, engine: t.Engine, by: t.Factor})
-		if t.Until > t.At {
-			r.after(t.Until, note{kind: noteThrottle, engine: t.Engine, by: 1})
+	throttles := slices.Concat(f.Throttles, w.Throttles)
+	for _, t := range throttles {
+		for _, at := range []time.Duration{t.At, t.Until} {
+			if t.Engine >= 0 && t.Engine < len(r.engines) {
+				r.after(at, note{kind: noteThrottle, engine: t.Engine, by: workload.FactorAt(throttles, t.Engine, at)})
+			}
 		}
 	}
 	for i := range r.engines {
@@ -292,6 +296,8 @@ func (r *run) happen(n *note) {
 			n.agent.news()
 			n.agent.tick()
 		}
+	case noteRelease:
+		n.agent.release()
 	case noteThrottle:
 		r.engines[n.engine].Slow(n.by, r.now)
 		r.settle(n.engine)
@@ -302,7 +308,7 @@ func (r *run) happen(n *note) {
 func (r *run) arrive(v *visit) {
 	e := r.engines[v.engine]
 	if !e.Fits(len(v.seq.Prompt) + v.seq.Output) {
-		v.record.Failure = "too long"
+		v.record.Failure = "longer than an engine has room for"
 		v.agent.lose(v)
 		r.over(v)
 		return

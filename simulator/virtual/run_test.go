@@ -25,8 +25,8 @@ type scene struct {
 }
 
 func (s *scene) String() string {
-	return fmt.Sprintf("%s under %s: %d %s of %d blocks of %d, %d agents, events %v, admission %+v", s.workload.Name, s.policy.Name(), len(s.fleet.Engines),
-		s.fleet.Engines[0].Engine, s.fleet.Engines[0].NumGPUBlocks, s.fleet.Engines[0].BlockSize, s.fleet.Agents, s.fleet.Events, s.fleet.Admission)
+	return fmt.Sprintf("%s under %s: %d %s of %d blocks of %d, %d agents, events %v, hold %v, admission %+v", s.workload.Name, s.policy.Name(), len(s.fleet.Engines),
+		s.fleet.Engines[0].Engine, s.fleet.Engines[0].NumGPUBlocks, s.fleet.Engines[0].BlockSize, s.fleet.Agents, s.fleet.Events, s.fleet.Hold, s.fleet.Admission)
 }
 
 // newScene draws one in which caches are full, queues are long, and now and then an engine
@@ -49,6 +49,7 @@ func newScene(t testing.TB, seed uint64) *scene {
 	cfg.MaxModelLen = (cfg.NumGPUBlocks - 1) * cfg.BlockSize
 	if cfg.Engine == "llamacpp" || cfg.Engine == "ollama" {
 		cfg.MaxNumSeqs = max(1, cfg.MaxModelLen/4500) // each has its part of the cache
+		cfg.MaxModelLen = 0
 	}
 	s := &scene{workload: w, seed: seed, fleet: Fleet{
 		Engines: slices.Repeat([]simulator.Config{cfg}, 1+rng.IntN(5)), Agents: 1 + rng.IntN(3), Events: rng.IntN(2) == 0,
@@ -64,6 +65,9 @@ func newScene(t testing.TB, seed uint64) *scene {
 	names := policy.Names()
 	if s.policy, err = policy.New(names[rng.IntN(len(names))], nil); err != nil {
 		t.Fatal(err)
+	}
+	if s.fleet.Admission.Mode == "" && rng.IntN(2) == 0 {
+		s.fleet.Hold = time.Duration(1+rng.IntN(300)) * time.Millisecond
 	}
 	return s
 }
@@ -169,6 +173,65 @@ func TestServeRepeats(t *testing.T) {
 	}
 }
 
+// Turns are as in the proxy: the first is number 1, and a request that is refused and
+// waits keeps the one it has.
+func TestServeInTurns(t *testing.T) {
+	w := &workload.Workload{}
+	for i := range 40 {
+		w.Requests = append(w.Requests, workload.Request{At: time.Duration(i) * time.Millisecond, Parts: []workload.Part{{ID: uint64(i), Tokens: 3000}}, Output: 50})
+	}
+	cfg := reference()
+	cfg.MaxNumSeqs = 2
+	for _, admission := range []Admission{{}, {Mode: policy.AdmissionModes()[0], Budget: 500 * time.Millisecond, Queue: 40, Timeout: time.Hour}} {
+		fleet := Fleet{Engines: slices.Repeat([]simulator.Config{cfg}, 3), Admission: admission}
+		o := (&scene{workload: w, policy: inTurns{}, fleet: fleet}).serve(t)
+		for k := range o.Records {
+			if got := o.Records[k].Replica; got != k%3 {
+				t.Fatalf("admission %q: request %d is served by replica %d, want %d", admission.Mode, k, got, k%3)
+			}
+		}
+	}
+}
+
+// When first tokens come is foretold also of engines that let prompts wait for the steps
+// that are under way while they generate, and seldom do.
+func TestServeForetells(t *testing.T) {
+	w, err := workload.Generate(workload.Options{Name: "w2", Requests: 1000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	fleet := Fleet{Engines: slices.Repeat([]simulator.Config{{Profile: "h100-llama-8b"}}, 8), Events: true}
+	for _, p := range []policy.Policy{policy.LMetric{}, policy.NewCostModel()} {
+		o := (&scene{workload: w, policy: p, fleet: fleet}).serve(t)
+		s := workload.Summarize(o.Records, w, workload.SummaryOptions{Replicas: 8})
+		t.Logf("%s: foretold %.2f of what it was, off by %.2f", p.Name(), s.Prediction, s.PredictionError)
+		if s.Prediction < 0.9 || s.Prediction > 1.1 || s.PredictionError > 0.2 {
+			t.Errorf("%s: foretold %.2f of what it was, off by %.2f", p.Name(), s.Prediction, s.PredictionError)
+		}
+	}
+}
+
+// An engine that is slow for good is so when it is throttled for a while, and after that.
+func TestServeThrottlesTogether(t *testing.T) {
+	cfg := reference()
+	w := &workload.Workload{}
+	for i := range 3 {
+		w.Requests = append(w.Requests, workload.Request{At: time.Duration(i) * 10 * time.Second, Parts: []workload.Part{{ID: uint64(i), Tokens: 1000}}, Output: 1})
+	}
+	took := func(throttles ...workload.Throttle) (list [3]time.Duration) {
+		o := (&scene{workload: w, policy: policy.RoundRobin{}, fleet: Fleet{Engines: []simulator.Config{cfg}, Throttles: throttles}}).serve(t)
+		for i := range list {
+			list[i] = (o.Records[i].First - o.Records[i].Sent).Round(time.Microsecond)
+		}
+		return list
+	}
+	alone := took()[0]
+	got := took(workload.Throttle{Factor: 3}, workload.Throttle{Factor: 2, At: 5 * time.Second, Until: 15 * time.Second})
+	if want := [3]time.Duration{3 * alone, 6 * alone, 3 * alone}; got != want {
+		t.Errorf("first tokens after %v, want %v", got, want)
+	}
+}
+
 // Before one replica there is nothing to choose.
 func TestServeOneReplica(t *testing.T) {
 	w, err := workload.Generate(workload.Options{Name: "w2", Rate: 5, Requests: 200, Longest: 4000})
@@ -196,7 +259,7 @@ func TestServeOneReplica(t *testing.T) {
 func TestServeAsInSmallSteps(t *testing.T) {
 	for seed := range uint64(12) {
 		s := newScene(t, 100+seed)
-		s.fleet.Throttles, s.workload.Throttles, s.fleet.Admission = nil, nil, Admission{}
+		s.fleet.Throttles, s.workload.Throttles, s.fleet.Admission, s.fleet.Hold = nil, nil, Admission{}, 0
 		o := s.serve(t)
 		for i, c := range s.fleet.Engines {
 			e, err := c.NewEngine()
@@ -252,7 +315,7 @@ func TestServeTooLong(t *testing.T) {
 	for i := range o.Records {
 		got = append(got, o.Records[i].Failure)
 	}
-	if want := []string{"", "too long", "", "its prompt is empty", "too long", ""}; !slices.Equal(got, want) {
+	if want := []string{"", "longer than an engine has room for", "", "its prompt is empty", "longer than an engine has room for", ""}; !slices.Equal(got, want) {
 		t.Errorf("failures are %q, want %q", got, want)
 	}
 	if last := o.Records[5]; last.First-last.Sent > 100*time.Millisecond {

@@ -3,6 +3,8 @@ package virtual
 import (
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/inferrail/inferrail/simulator/workload"
@@ -55,7 +57,13 @@ func WriteTable(w io.Writer, c *workload.Comparison) error {
 	for i := range c.Runs {
 		s := &c.Runs[i]
 		if s.Failed+s.Refused > 0 {
-			fmt.Fprintf(&b, "%s: %d failed, %d refused\n", s.Policy, s.Failed, s.Refused)
+			fmt.Fprintf(&b, "%s: %d failed, %d refused", s.Policy, s.Failed, s.Refused)
+			for _, why := range slices.Sorted(maps.Keys(s.Failures)) {
+				if why != workload.Refused {
+					fmt.Fprintf(&b, "; %s: %d", why, s.Failures[why])
+				}
+			}
+			b.WriteByte('\n')
 		}
 	}
 	if len(c.Capacity) > 0 {
@@ -77,6 +85,10 @@ func WriteTable(w io.Writer, c *workload.Comparison) error {
 }
 
 func line(b *strings.Builder, c *workload.Comparison, s *workload.Summary, name, spread string) {
+	if s.Requests > 0 && s.Failed+s.Refused == s.Requests {
+		fmt.Fprintf(b, "%-24s nothing was served\n", cut(name))
+		return
+	}
 	ceiling, bound := "", ""
 	if s.Ceiling > 0 {
 		ceiling = fmt.Sprintf("%.0f", 100*s.HitRate/s.Ceiling)

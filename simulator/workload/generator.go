@@ -107,7 +107,7 @@ const leastLongest = 1000
 func Generate(o Options) (*Workload, error) {
 	i := slices.IndexFunc(kinds, func(k kind) bool { return o.Name == k.name || o.Name == k.letter && k.letter != "" })
 	if i < 0 {
-		return nil, fmt.Errorf("there is no workload %q; there are %s", o.Name, strings.Join(Names(), ", "))
+		return nil, fmt.Errorf("there is no workload %q; there are w1 to w6, by name %s", o.Name, strings.Join(Names(), ", "))
 	}
 	k := &kinds[i]
 	o.complete(&k.defaults)

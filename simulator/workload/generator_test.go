@@ -532,7 +532,7 @@ func TestBadOptions(t *testing.T) {
 			t.Errorf("%+v: got %v, want %s", o, err, want)
 		}
 	}
-	f(Options{}, `there is no workload ""; there are system-prompts, chat,`)
+	f(Options{}, `there is no workload ""; there are w1 to w6, by name system-prompts, chat,`)
 	f(Options{Name: "w9"}, `there is no workload "w9"`)
 	f(Options{Name: "w1", Rate: -1}, "workload system-prompts: the rate must be above 0")
 	f(Options{Name: "w1", Rate: math.NaN()}, "the rate must be above 0")

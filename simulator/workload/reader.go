@@ -25,9 +25,6 @@ type ReadOptions struct {
 	Model string
 }
 
-// Read reads a file of requests as it is.
-func Read(path string) (*Workload, error) { return ReadOptions{}.Read(path) }
-
 // Read reads a file of requests. Its content tells what it is: Mooncake's traces, those
 // of Azure, conversations as ShareGPT has them, the agent's decision log, and any of
 // these as gzip has packed it.

@@ -27,7 +27,7 @@ func TestReadMooncake(t *testing.T) {
 		requests int
 		reuse    float64
 	}{{"mooncake_conversation_trace.jsonl", 12031, 0.366}, {"mooncake_synthetic_trace.jsonl", 3993, 0.640}} {
-		w, err := Read(publicTrace(t, c.name))
+		w, err := (ReadOptions{}).Read(publicTrace(t, c.name))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -95,7 +95,7 @@ func TestParse(t *testing.T) {
 }
 
 func TestReadAzure(t *testing.T) {
-	w, err := Read(publicTrace(t, "azure2023_code.csv"))
+	w, err := (ReadOptions{}).Read(publicTrace(t, "azure2023_code.csv"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -244,7 +244,7 @@ func TestGzip(t *testing.T) {
 			t.Errorf("%d bytes of a packed file are read", n)
 		}
 	}
-	if _, err := Read(filepath.Join(t.TempDir(), "none")); err == nil || !strings.Contains(err.Error(), "no such file") {
+	if _, err := (ReadOptions{}).Read(filepath.Join(t.TempDir(), "none")); err == nil || !strings.Contains(err.Error(), "no such file") {
 		t.Error(err)
 	}
 }

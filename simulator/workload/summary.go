@@ -292,24 +292,6 @@ func median(values []float64) float64 {
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// MediansByPolicy returns for each policy, in the order of their first runs, the Medians
-// of its runs.
-func MediansByPolicy(runs []Summary) []Summary {
-	var policies []string
-	by := map[string][]Summary{}
-	for _, s := range runs {
-		if by[s.Policy] == nil {
-			policies = append(policies, s.Policy)
-		}
-		by[s.Policy] = append(by[s.Policy], s)
-	}
-	var out []Summary
-	for _, p := range policies {
-		out = append(out, Medians(by[p]))
-	}
-	return out
-}
-
 // Medians returns the medians of at least one run of a policy, each measure by itself,
 // and how far they are apart. Doubts are those of any run.
 func Medians(runs []Summary) Summary {

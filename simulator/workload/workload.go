@@ -17,11 +17,24 @@ type Workload struct {
 }
 
 // Throttle makes an engine Factor times slower from At until Until; an Until of 0 is
-// never. An engine that a fleet does not have is nobody's.
+// never. Those of one engine that overlap are multiplied. An engine that a fleet does not
+// have is nobody's.
 type Throttle struct {
 	Engine    int
 	At, Until time.Duration
 	Factor    float64
+}
+
+// FactorAt is how many times slower throttles make an engine from that time on, until the
+// next of them begins or ends.
+func FactorAt(throttles []Throttle, engine int, at time.Duration) float64 {
+	factor := 1.0
+	for _, t := range throttles {
+		if t.Engine == engine && t.At <= at && (t.Until == 0 || at < t.Until) {
+			factor *= t.Factor
+		}
+	}
+	return factor
 }
 
 // Request is one request.
