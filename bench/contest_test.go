@@ -45,7 +45,7 @@ func TestRivals(t *testing.T) {
 func TestContestSetsEngines(t *testing.T) {
 	f := func(want string, set ...string) {
 		t.Helper()
-		c := Contest{Asking: Asking{Timeout: 1, MaxAtOnce: 1, MaxLag: 1, MaxBusy: 1}, Policies: []string{"a"}, Replicas: 1, Seeds: 1, Attempts: 1, Set: set, KVBlocks: 100}
+		c := Contest{Asking: Asking{Timeout: 1, MaxAtOnce: 1, MaxLag: 1, MaxBusy: 1}, Policies: []string{"sticky"}, Replicas: 1, Seeds: 1, Attempts: 1, Set: set, KVBlocks: 100}
 		_, err := c.check()
 		got := c.engines()
 		if err != nil {
