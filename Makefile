@@ -62,10 +62,12 @@ test: ## run every test that this machine can run; what is skipped is said at th
 	else race=; echo "no C compiler: testing without the race detector"; fi; \
 	go run .ci/testlog.go $$race -timeout 20m $(TEST_ARGS)
 	@# The race detector allocates; so these are run without it. So are the index's and
-	@# the replays of policy, of which those with one goroutine have less to do under it.
+	@# the replays of policy, of which those with one goroutine have less to do under it,
+	@# and the commands of the report, of which there are many.
 	@[ -n "$(ARGS)" ] || go test -run Alloc ./...
 	@[ -n "$(ARGS)" ] || go test ./index
 	@[ -n "$(ARGS)" ] || go test -run "Replay|Capacity" ./policy ./simulator/virtual
+	@[ -n "$(ARGS)" ] || go test -run 'TestReport$$' ./cmd/inferrail
 	@[ -n "$(ARGS)" ] || if { command -v cargo && command -v g++; } >/dev/null; then $(MAKE) -s test-library; \
 	else echo "no Rust or C++ compiler: the tokenizers are not compared with the tokenizers library"; fi
 

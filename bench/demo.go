@@ -220,7 +220,7 @@ func (r *demoRace) run(ctx context.Context) error {
 		return err
 	default:
 	}
-	if err := context.Cause(ctx); errors.Is(err, context.Canceled) {
+	if errors.Is(ctx.Err(), context.Canceled) {
 		return errors.New("demo: interrupted")
 	}
 	return nil

@@ -264,7 +264,7 @@ func TestWrongCommandLines(t *testing.T) {
 	f(1, "replicas[0].url:", "agent", "--config", bad)
 	f(1, "listen: ", "agent", "--listen", "192.0.2.1:80", "--sim", "1")
 	f(1, "port must be between", "sim", "--port", "70000")
-	f(1, "engine, client or caller expected", "bench", "worker", "nonsense", "-x")
+	f(1, "engine, client, caller or simulators expected", "bench", "worker", "nonsense", "-x")
 }
 
 func TestHelpAndVersion(t *testing.T) {
