@@ -66,7 +66,7 @@ test: ## run every test that this machine can run; what is skipped is said at th
 	@# and the commands of the report, of which there are many.
 	@[ -n "$(ARGS)" ] || go test -run Alloc ./...
 	@[ -n "$(ARGS)" ] || go test ./index
-	@[ -n "$(ARGS)" ] || go test -run "Replay|Capacity" ./policy ./simulator/virtual
+	@[ -n "$(ARGS)" ] || go test -run "Replay|Capacity|Hold|DecisionIsShort" ./policy ./simulator/virtual
 	@[ -n "$(ARGS)" ] || go test -run 'TestReport$$' ./cmd/inferrail
 	@[ -n "$(ARGS)" ] || if { command -v cargo && command -v g++; } >/dev/null; then $(MAKE) -s test-library; \
 	else echo "no Rust or C++ compiler: the tokenizers are not compared with the tokenizers library"; fi
