@@ -63,11 +63,11 @@ test: ## run every test that this machine can run; what is skipped is said at th
 	go run .ci/testlog.go $$race -timeout 20m $(TEST_ARGS)
 	@# The race detector allocates; so these are run without it. So are the index's and
 	@# the replays of policy, of which those with one goroutine have less to do under it,
-	@# and the commands of the report, of which there are many.
+	@# the commands of the report, of which there are many, and what compares times.
 	@[ -n "$(ARGS)" ] || go test -run Alloc ./...
 	@[ -n "$(ARGS)" ] || go test ./index
 	@[ -n "$(ARGS)" ] || go test -run "Replay|Capacity|Hold|DecisionIsShort" ./policy ./simulator/virtual
-	@[ -n "$(ARGS)" ] || go test -run 'TestReport$$' ./cmd/inferrail
+	@[ -n "$(ARGS)" ] || go test -run 'TestReport$$|TestVirtualTimeAndHTTPAgree' ./cmd/inferrail
 	@[ -n "$(ARGS)" ] || if { command -v cargo && command -v g++; } >/dev/null; then $(MAKE) -s test-library; \
 	else echo "no Rust or C++ compiler: the tokenizers are not compared with the tokenizers library"; fi
 
