@@ -64,7 +64,7 @@ test: ## run every test that this machine can run; what is skipped is said at th
 	@# The race detector allocates; so these are run without it. So are the index's and
 	@# the replays of policy, of which those with one goroutine have less to do under it,
 	@# the commands of the report, of which there are many, and what compares times.
-	@[ -n "$(ARGS)" ] || go test -run Alloc ./...
+	@[ -n "$(ARGS)" ] || go test -run "Alloc|HostileMemory" ./...
 	@[ -n "$(ARGS)" ] || go test ./index
 	@[ -n "$(ARGS)" ] || go test -run "Replay|Capacity|Hold|DecisionIsShort" ./policy ./simulator/virtual
 	@[ -n "$(ARGS)" ] || go test -run 'TestReport$$|TestVirtualTimeAndHTTPAgree' ./cmd/inferrail
