@@ -58,16 +58,9 @@ test: ## run every test that this machine can run; what is skipped is said at th
 	@.ci/need ip nft gcc || echo "tests that need these are skipped"
 	@.ci/need python3 node npm || echo "tests with the OpenAI SDKs of these are skipped"
 	@[ -n "$(ARGS)" ] || go test -count 1 -run '^TestPackages$$' ./proxy/prompt/tokenizer # fetches them for other packages
-	@if command -v gcc >/dev/null; then export CGO_ENABLED=1; race=-race; \
+	@if command -v gcc >/dev/null; then race=-race; \
 	else race=; echo "no C compiler: testing without the race detector"; fi; \
 	go run .ci/testlog.go $$race -timeout 20m $(TEST_ARGS)
-	@# The race detector allocates; so these are run without it. So are the index's and
-	@# the replays of policy, of which those with one goroutine have less to do under it,
-	@# the commands of the report, of which there are many, and what compares times.
-	@[ -n "$(ARGS)" ] || go test -run "Alloc|HostileMemory" ./...
-	@[ -n "$(ARGS)" ] || go test ./index
-	@[ -n "$(ARGS)" ] || go test -run "Replay|Capacity|Hold|DecisionIsShort" ./policy ./simulator/virtual
-	@[ -n "$(ARGS)" ] || go test -run 'TestReport$$|TestVirtualTimeAndHTTPAgree' ./cmd/inferrail
 	@[ -n "$(ARGS)" ] || if { command -v cargo && command -v g++; } >/dev/null; then $(MAKE) -s test-library; \
 	else echo "no Rust or C++ compiler: the tokenizers are not compared with the tokenizers library"; fi
 

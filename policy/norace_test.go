@@ -2,4 +2,8 @@
 
 package policy
 
+import "testing"
+
 const raceEnabled = false
+
+func withoutRace(testing.TB) {}

@@ -378,9 +378,7 @@ func named(t testing.TB, name string, weights map[string]float64) Policy {
 // per cent. That program counts the blocks that are not full among those that could
 // have been in a cache, which is why its hit rates are 3 to 5 % lower.
 func TestReplayOfOthers(t *testing.T) {
-	if raceEnabled {
-		t.Skip("make test runs it without the race detector")
-	}
+	withoutRace(t)
 	conversation, synthetic := readPacked(t, "conversation"), readPacked(t, "synthetic")
 	f := func(tr *trace, p Policy, slow []float64, want outcome) {
 		t.Helper()

@@ -313,9 +313,7 @@ func (s *scene) under(r replay, p Policy) *outcome {
 // keep up: as many requests wait at each, so most of them, at the fast ones, wait for a
 // part of the time, and the rest for up to forty times as long as any has to.
 func TestReplayNothingShared(t *testing.T) {
-	if raceEnabled {
-		t.Skip("make test runs it without the race detector")
-	}
+	withoutRace(t)
 	fast := reference
 	fast.speed = Speed{15e-6, 0.25e-9, 2e-3}
 	medians, mixed := 0.0, 0.0
@@ -368,9 +366,7 @@ func (o *outcome) measured() [3]float64 { return [3]float64{o.p50, o.p99, o.mean
 // least loaded of all leaves the fast replicas idle for those who are lucky, and lets
 // the others wait many times as long.
 func TestReplayUnseen(t *testing.T) {
-	if raceEnabled {
-		t.Skip("make test runs it without the race detector")
-	}
+	withoutRace(t)
 	policies := []Policy{NewCostModel(), LMetric{}, LeastRequest{}, RoundRobin{}}
 	seeds := uint64(1)
 	if *replayTable {

@@ -191,9 +191,7 @@ func TestRelayDoesNotAllocate(t *testing.T) {
 // TestExchangeDoesNotAllocate: a whole exchange on kept connections, relay
 // included, allocates nothing.
 func TestExchangeDoesNotAllocate(t *testing.T) {
-	if raceDetector {
-		t.Skip("the race detector allocates, and drops what is pooled")
-	}
+	withoutRace(t)
 	n := testing.AllocsPerRun(200, steadyExchange(t, newPlainRig, post(hello)))
 	if n > 0 {
 		t.Errorf("%v allocations", n)

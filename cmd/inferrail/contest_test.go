@@ -143,9 +143,7 @@ func TestContestFailure(t *testing.T) {
 // of which may have to wait for a CPU as long as a request that was due: that much more
 // may be the difference.
 func TestVirtualTimeAndHTTPAgree(t *testing.T) {
-	if raceEnabled {
-		t.Skip("an agent takes a tenth of the time under the race detector; make test runs it without")
-	}
+	withoutRace(t)
 	const requests, replicas, tries = 150, 5, 6
 	const rate = 12
 	engine := simulator.Config{PrefillA: 60, PrefillB: 0.002, PrefillD: 120_000, TimePerOutputToken: time.Millisecond,

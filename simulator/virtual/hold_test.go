@@ -67,9 +67,7 @@ func TestHoldShortestFirst(t *testing.T) {
 // Holding brings the mean nearer to the bound on recorded conversations, and costs the
 // slowest nothing. On the synthetic trace it is within noise.
 func TestHoldNearBound(t *testing.T) {
-	if raceEnabled {
-		t.Skip("make test runs it without the race detector")
-	}
+	withoutRace(t)
 	f := func(w *workload.Workload, most float64) {
 		t.Helper()
 		fleet := Fleet{Engines: slices.Repeat([]simulator.Config{reference()}, 8), Events: true, EventLag: time.Millisecond, Lag: 250 * time.Microsecond}

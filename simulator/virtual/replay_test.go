@@ -55,9 +55,7 @@ func (inTurns) Score(r *policy.Request, candidates []policy.Candidate, costs []f
 // to learn how fast the engines are, and follow their events. That program counts blocks
 // that are not full among those that could be cached.
 func TestReplayOfReference(t *testing.T) {
-	if raceEnabled {
-		t.Skip("make test runs it without the race detector")
-	}
+	withoutRace(t)
 	fleet := &Fleet{Engines: slices.Repeat([]simulator.Config{reference()}, 8), Events: true, EventLag: time.Millisecond}
 	conversation, synthetic := readPacked(t, "conversation"), readPacked(t, "synthetic")
 	by := figures{0.06, 0.05, 0.08, 0.05}
@@ -103,9 +101,7 @@ func TestReplayOfReference(t *testing.T) {
 
 // TestReplayOfBounds: what no choice can be better than is what was found elsewhere.
 func TestReplayOfBounds(t *testing.T) {
-	if raceEnabled {
-		t.Skip("make test runs it without the race detector")
-	}
+	withoutRace(t)
 	fleet := &Fleet{Engines: slices.Repeat([]simulator.Config{reference()}, 8)}
 	f := func(w *workload.Workload, want figures, infinite, blocks float64) {
 		t.Helper()

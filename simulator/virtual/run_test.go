@@ -89,8 +89,8 @@ func (s *scene) serve(t testing.TB) *Outcome {
 // found in their caches is what the records say, no engine has done more than there was
 // time for, and nothing is better than what nothing can be better than.
 func TestServe(t *testing.T) {
-	scenes := uint64(150)
-	if testing.Short() || raceEnabled {
+	scenes := uint64(lessUnderRace(t, 150, 30))
+	if testing.Short() {
 		scenes = 30
 	}
 	refused, served := 0, 0
