@@ -269,7 +269,11 @@ func (c *chaos) writeConfig() {
 }
 
 func (c *chaos) startEngine(e *chaosEngine) (err error) {
-	e.child, err = spawn(thisTest(), "sim", "--port", e.port, "--served-model-name", chaosSim.ServedModelName[0],
+	sim, err := inferrail()
+	if err != nil {
+		return err
+	}
+	e.child, err = spawn(sim, "sim", "--port", e.port, "--served-model-name", chaosSim.ServedModelName[0],
 		"--max-model-len", fmt.Sprint(chaosSim.MaxModelLen), "--num-gpu-blocks-override", fmt.Sprint(chaosSim.NumGPUBlocks),
 		"--prefill-a", fmt.Sprint(chaosSim.PrefillA), "--prefill-b", "0", "--prefill-d", fmt.Sprint(chaosSim.PrefillD),
 		"--time-per-output-token", chaosSim.TimePerOutputToken.String())

@@ -20,7 +20,7 @@ import (
 	"github.com/inferrail/inferrail/simulator/workload"
 )
 
-// contest is one of `inferrail bench compare`, whose engines and agents are this test.
+// contest is one of `inferrail bench compare`, whose engines and agents are the program as it is used.
 func contest(t *testing.T, name string, rate float64, requests, replicas int, policies ...string) *bench.Contest {
 	return &bench.Contest{
 		Traffic: bench.Traffic{Workload: name, Rate: rate, Requests: requests, Speed: 1, TTFTLimit: 2 * time.Second, TPOTLimit: 100 * time.Millisecond},
@@ -29,7 +29,7 @@ func contest(t *testing.T, name string, rate float64, requests, replicas int, po
 		Policies: policies, Seeds: 1, Seed: 1, Attempts: 1, Replicas: replicas, Datapath: "copy",
 		Engine: "vllm", KVBlocks: 4000, BlockSize: 16, MaxSeqs: 64, Events: true,
 		JSON:    filepath.Join(t.TempDir(), "comparison.json"),
-		Program: []string{"env", "INFERRAIL_RUN=1", thisTest()},
+		Program: []string{asUsed(t)},
 		Stdout:  new(bytes.Buffer), Stderr: new(bytes.Buffer),
 	}
 }

@@ -194,7 +194,7 @@ func (l *lab) once(user *syscall.Credential, args ...string) (status int, said s
 
 func (l *lab) command(user *syscall.Credential, args ...string) *exec.Cmd {
 	args = append([]string{"agent", "--listen", ":8080", "--admin-listen", "127.0.0.1:9090", "--replica", "http://10.9.2.2:1"}, args...)
-	cmd := exec.Command("/proc/self/exe", args...)
+	cmd := exec.Command(asUsed(l.t), args...)
 	cmd.Env = append(os.Environ(), "INFERRAIL_RUN=1", "GORACE=halt_on_error=1")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: user}
 	cmd.Dir = "/"

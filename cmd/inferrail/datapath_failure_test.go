@@ -77,15 +77,14 @@ func (n *node) leave(how string, after time.Duration, seed uint64) (left time.Ti
 // TestDatapathClientsLeave: clients leave in every phase and in every way. The
 // engine is told at once, and nothing is left of them.
 func TestDatapathClientsLeave(t *testing.T) {
-	l := newLab(t, labOptions{})
+	l := newLab(t, labOptions{races: true})
 	s := l.sim(simulator.Config{ZeroLatency: true})
 	n := l.start("packet", []string{s.URL()})
 	// What an agent makes once stays: the baseline comes after a first load.
 	n.load(n.addr, 10, 2, 10*time.Second, func(k, i int) simulator.Raw {
 		return simulator.Raw{Seed: 1, Chunks: 10, Max: 100, IntervalUS: 1000}
 	})
-	time.Sleep(200 * time.Millisecond)
-	base := n.datapath()
+	base := n.settled()
 	goroutines, files := n.metric("go_goroutines"), n.files()
 
 	// One by one, to see how long the engine's slot stays taken.
@@ -295,9 +294,9 @@ func TestDatapathStalledClient(t *testing.T) {
 				tx, _ = l.queued(l.sockets(l.engine), port)
 				return tx > 0 && tx == first
 			}, func() string { return "the engine is not blocked" })
-			if s.Running() != 1 {
-				t.Errorf("%d requests run at the engine", s.Running())
-			}
+			// A handler of one of those before ends behind its answer.
+			l.eventually(20*time.Second, func() bool { return s.Running() == 1 },
+				func() string { return fmt.Sprintf("%d requests run at the engine", s.Running()) })
 			// Others go on.
 			if good := n.load(n.addr, 10, 5, 5*time.Second, func(k, i int) simulator.Raw {
 				return simulator.Raw{Seed: uint64(k*10 + i), Chunks: 20, Max: 400, IntervalUS: 1000}
@@ -315,9 +314,10 @@ func TestDatapathStalledClient(t *testing.T) {
 			limit := 4 << 20
 			if tier == "packet" {
 				limit = 1 << 20
-				if d := n.datapath(); d.Now.Active != 1 {
-					t.Errorf("the kernel does not carry the stalled response: %+v", d)
-				}
+				l.eventually(20*time.Second, func() bool { return n.datapath().Now.Active == 1 },
+					func() string {
+						return fmt.Sprintf("the kernel does not carry the stalled response alone: %+v", n.datapath())
+					})
 			}
 			if toClient+fromEngine > limit {
 				t.Errorf("%d and %d bytes are queued in the agent's sockets", fromEngine, toClient)
@@ -353,8 +353,14 @@ func TestDatapathLostWindowUpdate(t *testing.T) {
 	l.check(err)
 	defer c.Close()
 	n.carried(1)
-	time.Sleep(time.Second)
-	carried := n.datapath().Kernel.Bytes
+	// The window is closed when the kernel has nothing more to carry.
+	var carried uint64
+	l.eventually(20*time.Second, func() bool {
+		before := n.datapath().Kernel.Bytes
+		time.Sleep(500 * time.Millisecond)
+		carried = n.datapath().Kernel.Bytes
+		return carried > 0 && carried == before
+	}, func() string { return "the window does not close" })
 	l.nftAt(l.client, `table inet lossy {
 		chain out { type filter hook output priority filter; policy drop; }
 	}`)
@@ -486,6 +492,7 @@ func TestDatapathKilled(t *testing.T) {
 			n := l.start("packet", []string{s.URL()}, "--datapath-hook", hook)
 			const clients = 200
 			ended := make(chan error, clients)
+			var begun atomic.Int64
 			for k := range clients {
 				go func() {
 					c, err := l.open(n.addr, simulator.Raw{Seed: uint64(k), Chunks: 5000, Max: 300, IntervalUS: 40000}, 0)
@@ -498,10 +505,13 @@ func TestDatapathKilled(t *testing.T) {
 						ended <- fmt.Errorf("client %d did not come so far: %w", k, err)
 						return
 					}
+					begun.Add(1)
 					_, err = io.Copy(io.Discard, c.body)
 					ended <- err
 				}()
 			}
+			l.eventually(20*time.Second, func() bool { return begun.Load() == clients },
+				func() string { return fmt.Sprintf("%d of %d responses have begun", begun.Load(), clients) })
 			n.carried(clients * 95 / 100)
 			killed := time.Now()
 			n.kill()
@@ -560,7 +570,7 @@ func TestDatapathKilled(t *testing.T) {
 func TestDatapathEngineRestarts(t *testing.T) {
 	for _, silent := range []bool{false, true} {
 		t.Run(fmt.Sprintf("silent=%v", silent), func(t *testing.T) {
-			l := newLab(t, labOptions{})
+			l := newLab(t, labOptions{races: true})
 			config := simulator.Config{ZeroLatency: true}
 			s := l.sim(config)
 			config.Port, config.Host = portOf(t, s), "10.9.2.2"
@@ -608,36 +618,46 @@ func TestDatapathEngineRestarts(t *testing.T) {
 // TestDatapathDrains: a signal lets running responses finish, refuses new
 // clients, and the agent ends well.
 func TestDatapathDrains(t *testing.T) {
-	l := newLab(t, labOptions{})
+	l := newLab(t, labOptions{races: true})
 	s := l.sim(simulator.Config{ZeroLatency: true})
 	n := l.start("packet", []string{s.URL()})
 	const clients = 60
 	results := make(chan error, clients)
+	var begun atomic.Int64
 	for k := range clients {
 		go func() {
-			c, err := l.open(n.addr, simulator.Raw{Seed: uint64(k), Chunks: 100, Max: 400, IntervalUS: 20000}, 0)
+			c, err := l.open(n.addr, simulator.Raw{Seed: uint64(k), Chunks: 200, Max: 400, IntervalUS: 20000}, 0)
 			if err == nil {
 				defer c.Close()
-				c.SetReadDeadline(time.Now().Add(20 * time.Second))
+				c.SetReadDeadline(time.Now().Add(30 * time.Second))
 				if err = c.head(); err == nil {
+					begun.Add(1)
 					err = c.rest()
 				}
 			}
 			results <- err
 		}()
 	}
-	n.carried(clients * 9 / 10)
 	idle, err := l.dial(n.addr)
 	l.check(err)
 	defer idle.Close()
-	time.Sleep(50 * time.Millisecond)
+	l.eventually(20*time.Second, func() bool { return begun.Load() == clients && n.datapath().Connections == clients+1 },
+		func() string {
+			return fmt.Sprintf("%d of %d responses have begun: %+v", begun.Load(), clients, n.datapath())
+		})
+	n.carried(clients * 9 / 10)
 	n.cmd.Process.Signal(syscall.SIGTERM)
-	time.Sleep(300 * time.Millisecond)
-	if c, err := l.dial(n.addr); err == nil {
-		c.Close()
-		t.Error("a draining agent takes connections")
-	} else if !errors.Is(err, syscall.ECONNREFUSED) {
-		t.Errorf("a draining agent answers a new client with: %v", err)
+	var refusal error
+	l.eventually(20*time.Second, func() bool {
+		c, err := l.dial(n.addr)
+		if err == nil {
+			c.Close()
+		}
+		refusal = err
+		return err != nil
+	}, func() string { return "a draining agent takes connections" })
+	if !errors.Is(refusal, syscall.ECONNREFUSED) {
+		t.Errorf("a draining agent answers a new client with: %v", refusal)
 	}
 	if d := n.datapath(); d.Now.Active < clients/2 {
 		t.Errorf("the responses do not go on in the kernel: %+v", d)
@@ -658,7 +678,7 @@ func TestDatapathDrains(t *testing.T) {
 			t.Errorf("the agent ended with %v", err)
 		}
 		n.cmd = nil
-	case <-time.After(5 * time.Second):
+	case <-time.After(20 * time.Second):
 		t.Error("the agent does not end when its last response has")
 	}
 	if pins, _ := l.remains(); len(pins) > 0 {
@@ -675,8 +695,10 @@ func TestDatapathStallTimeout(t *testing.T) {
 			l := newLab(t, labOptions{})
 			s := l.sim(simulator.Config{ZeroLatency: true})
 			file := filepath.Join(t.TempDir(), "config.yaml")
-			l.check(os.WriteFile(file, []byte("server: {stall_timeout: 2s}\n"), 0o600))
+			const stall = 2 * time.Second
+			l.check(os.WriteFile(file, []byte(fmt.Sprintf("server: {stall_timeout: %v}\n", stall)), 0o600))
 			n := l.start(tier, []string{s.URL()}, "--config", file)
+			began := time.Now()
 			c, err := l.open(n.addr, simulator.Raw{Seed: 7, Chunks: 4096, Max: 32768, IntervalUS: 200}, 0)
 			l.check(err)
 			defer c.Close()
@@ -686,13 +708,15 @@ func TestDatapathStallTimeout(t *testing.T) {
 			l.check(err)
 			defer idle.Close()
 			l.check(idle.head())
-			time.Sleep(1500 * time.Millisecond)
-			if s.Running() != 2 {
-				t.Fatalf("%d requests run at the engine before the time is over", s.Running())
-			}
-			l.eventually(10*time.Second, func() bool { return s.Running() == 1 },
+			l.eventually(20*time.Second, func() bool { return s.Aborted() == 1 },
 				func() string { return fmt.Sprintf("%d requests run at the engine; %+v", s.Running(), n.datapath()) })
+			if took := time.Since(began); took < stall {
+				t.Errorf("it was cut after %v, before the time was over", took)
+			}
 			l.check(idle.rest())
+			if s.Aborted() != 1 {
+				t.Errorf("%d were cut", s.Aborted())
+			}
 		})
 	}
 }
@@ -720,8 +744,11 @@ func TestDatapathSlowClientAtShutdown(t *testing.T) {
 	for i := range more {
 		l.check(ask(c.TCPConn, answer(i)))
 	}
-	l.eventually(10*time.Second, func() bool { return n.datapath().Running == 0 && s.Running() == 0 },
-		func() string { return "requests still run" })
+	// Nothing runs before they have arrived, either.
+	l.eventually(30*time.Second, func() bool { return s.Finished() == 1+more && n.datapath().Running == 0 },
+		func() string {
+			return fmt.Sprintf("%d of %d answers are given: %+v", s.Finished(), 1+more, n.datapath())
+		})
 	if tx, _ := l.queued(l.sockets(l.proxy), 8080); tx == 0 {
 		t.Fatal("nothing is queued for the client, so nothing is tested")
 	}
