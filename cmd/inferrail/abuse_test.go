@@ -32,6 +32,7 @@ import (
 // never gets an error or waits long; the agent stays small while it is abused,
 // and holds nothing more afterwards.
 func TestAbuse(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("two minutes")
 	}

@@ -44,6 +44,7 @@ import (
 //
 //	make soak SOAK=20m
 func TestChaos(t *testing.T) {
+	t.Parallel()
 	tiers := []string{"copy", "packet"}
 	noPacket := bpf.Probe()
 	length := 15 * time.Second
@@ -70,6 +71,7 @@ func TestChaos(t *testing.T) {
 	}
 	for _, tier := range tiers {
 		t.Run(tier, func(t *testing.T) {
+			t.Parallel()
 			if tier == "packet" && noPacket != nil && os.Getenv("INFERRAIL_NEED_BPF") != "1" {
 				t.Skip(noPacket)
 			}

@@ -53,6 +53,7 @@ func runContest(t *testing.T, c *bench.Contest) (comparison workload.Comparison)
 // A comparison gives each policy the same requests, and fresh engines: what requests
 // were told of the caches is what all engines have counted.
 func TestContest(t *testing.T) {
+	t.Parallel()
 	c := contest(t, "w1", 40, 80, 2, "round_robin", "cost_model")
 	c.Seeds, c.Plot, c.Records = 2, filepath.Join(t.TempDir(), "charts"), filepath.Join(t.TempDir(), "records")
 	c.Simulated = simulator.Config{PrefillA: 5, PrefillD: 500, TimePerOutputToken: 500 * time.Microsecond}

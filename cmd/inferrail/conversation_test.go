@@ -235,12 +235,14 @@ func (c *conversations) next() (body []byte, heard func(text string)) {
 // the engine will take from its cache; after an engine's restart too, which is
 // awaited, and through lost events, which are not. With make soak there are 3,000.
 func TestPredictedIsCached(t *testing.T) {
+	t.Parallel()
 	turns := 400
 	if os.Getenv("INFERRAIL_SOAK") != "" {
 		turns = 3000
 	}
 	f := func(name string, engine simulator.Config, known string) {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			c := newCacheFleet(t, engine, known)
 			talk := conversations{r: rand.New(rand.NewPCG(1, 2))}
 			tick := time.NewTicker(10 * time.Millisecond)

@@ -162,6 +162,7 @@ func TestDatapathClientsLeave(t *testing.T) {
 // byte, as most command-line clients do. They have not left early, and their
 // tokens are counted.
 func TestDatapathClientsCloseAtTheEnd(t *testing.T) {
+	t.Parallel()
 	l := newLab(t, labOptions{})
 	s := l.sim(simulator.Config{PrefillA: 0.1, TimePerOutputToken: time.Millisecond})
 	n := l.start("packet", []string{s.URL()})
@@ -202,6 +203,7 @@ func TestDatapathClientsCloseAtTheEnd(t *testing.T) {
 // TestDatapathPausingClients: clients with small buffers that stop reading now
 // and then get their bytes all the same.
 func TestDatapathPausingClients(t *testing.T) {
+	t.Parallel()
 	l := newLab(t, labOptions{})
 	s := l.sim(simulator.Config{ZeroLatency: true})
 	n := l.start("packet", []string{s.URL()})
@@ -267,8 +269,10 @@ func (l *lab) queued(list []socket, port int) (tx, rx int) {
 // again after ten seconds it gets every byte: the engine's probes of the closed
 // window were answered all the while.
 func TestDatapathStalledClient(t *testing.T) {
+	t.Parallel()
 	for tier, stall := range map[string]time.Duration{"packet": 10 * time.Second, "copy": 3 * time.Second} {
 		t.Run(tier, func(t *testing.T) {
+			t.Parallel()
 			l := newLab(t, labOptions{})
 			s := l.sim(simulator.Config{ZeroLatency: true})
 			n := l.start(tier, []string{s.URL()})
@@ -345,6 +349,7 @@ func TestDatapathStalledClient(t *testing.T) {
 // that say so are lost. Only the engine's probe of the window, answered by the
 // client itself, lets the response go on.
 func TestDatapathLostWindowUpdate(t *testing.T) {
+	t.Parallel()
 	l := newLab(t, labOptions{})
 	s := l.sim(simulator.Config{ZeroLatency: true})
 	n := l.start("packet", []string{s.URL()})
@@ -386,8 +391,10 @@ func TestDatapathLostWindowUpdate(t *testing.T) {
 // TestDatapathEngineBreaks: when an engine breaks off in the middle, its client
 // sees a broken response, never one that looks whole.
 func TestDatapathEngineBreaks(t *testing.T) {
+	t.Parallel()
 	for _, tier := range []string{"packet", "copy"} {
 		t.Run(tier, func(t *testing.T) {
+			t.Parallel()
 			l := newLab(t, labOptions{})
 			s := l.sim(simulator.Config{ZeroLatency: true})
 			n := l.start(tier, []string{s.URL()})
@@ -568,8 +575,10 @@ func TestDatapathKilled(t *testing.T) {
 // while connections to it are pooled, after an end in order and after one that
 // nobody heard of.
 func TestDatapathEngineRestarts(t *testing.T) {
+	t.Parallel()
 	for _, silent := range []bool{false, true} {
 		t.Run(fmt.Sprintf("silent=%v", silent), func(t *testing.T) {
+			t.Parallel()
 			l := newLab(t, labOptions{races: true})
 			config := simulator.Config{ZeroLatency: true}
 			s := l.sim(config)
@@ -618,6 +627,7 @@ func TestDatapathEngineRestarts(t *testing.T) {
 // TestDatapathDrains: a signal lets running responses finish, refuses new
 // clients, and the agent ends well.
 func TestDatapathDrains(t *testing.T) {
+	t.Parallel()
 	l := newLab(t, labOptions{races: true})
 	s := l.sim(simulator.Config{ZeroLatency: true})
 	n := l.start("packet", []string{s.URL()})
@@ -690,8 +700,10 @@ func TestDatapathDrains(t *testing.T) {
 // is cut in both tiers, and its engine freed: in the packet tier the engine
 // would wait for ever, told by the client's kernel that its window is closed.
 func TestDatapathStallTimeout(t *testing.T) {
+	t.Parallel()
 	for _, tier := range []string{"packet", "copy"} {
 		t.Run(tier, func(t *testing.T) {
+			t.Parallel()
 			l := newLab(t, labOptions{})
 			s := l.sim(simulator.Config{ZeroLatency: true})
 			file := filepath.Join(t.TempDir(), "config.yaml")
@@ -725,6 +737,7 @@ func TestDatapathStallTimeout(t *testing.T) {
 // sockets' queues, whose numbers the programs have to correct until a slow
 // client has them.
 func TestDatapathSlowClientAtShutdown(t *testing.T) {
+	t.Parallel()
 	l := newLab(t, labOptions{delay: 800 * time.Millisecond})
 	s := l.sim(simulator.Config{ZeroLatency: true})
 	n := l.start("packet", []string{s.URL()})
