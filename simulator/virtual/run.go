@@ -103,8 +103,10 @@ type visit struct {
 	claim   index.Claim
 	ticket  policy.Ticket[*visit]
 
-	// prompts are its chains while it is held, by size of blocks.
+	// prompts are its chains while it is held, by size of blocks, and prefill how many
+	// seconds it takes where it takes least.
 	prompts []index.Prompt
+	prefill float64
 
 	came, taken time.Time
 	choice      int
@@ -134,6 +136,7 @@ const (
 	noteEvents                   // all agents have events of engine
 	notePatience                 // visit has waited for long enough
 	noteTick                     // agent lets who waits try again
+	noteHeld                     // visit was held for as long as it may be
 	noteRelease                  // agent sends who is held and can go
 	noteThrottle                 // engine takes so many times as long
 )
@@ -295,6 +298,10 @@ func (r *run) happen(n *note) {
 		if n.agent.room.Len() > 0 {
 			n.agent.news()
 			n.agent.tick()
+		}
+	case noteHeld:
+		if n.visit.ticket.Queued() {
+			n.visit.agent.let(n.visit)
 		}
 	case noteRelease:
 		n.agent.release()
