@@ -55,6 +55,7 @@ func newAdmin(a *Agent) *http.Server {
 	mux.HandleFunc("/debug/prompt", ad.prompt)
 	mux.HandleFunc("/explain", ad.explain)
 	mux.HandleFunc("GET /debug/predictions", ad.predictions)
+	mux.HandleFunc("GET /debug/decisions", ad.decisions)
 	mux.HandleFunc("GET /debug/policy", ad.policies)
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)

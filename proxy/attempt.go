@@ -61,7 +61,8 @@ func (x *exchange) ask() failure {
 			}
 			x.tried = x.tried[:0]
 		}
-		x.c.s.stats.retries.WithLabelValues(x.model.Name, x.outcome(f)).Inc()
+		x.noted.lastFailed = x.outcome(f)
+		x.c.s.stats.retries.WithLabelValues(x.model.Name, x.noted.lastFailed).Inc()
 		x.leave()
 		if f := x.c.pause(pause); f != none {
 			return f
