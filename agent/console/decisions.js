@@ -4,7 +4,7 @@ import { Grid } from "./grid.js";
 import { byID, el, mark, write } from "./element.js";
 import { clock, count, milliseconds, percent, unknown } from "./number.js";
 
-const most = 500; // that are kept here
+const most = 200; // that are kept here, as many as the agent keeps
 
 function cell(of, title) {
   return (node, row) => {
@@ -16,8 +16,8 @@ function cell(of, title) {
 function drawWinner(node, row) {
   if (!node.firstElementChild) node.append(el("bdi"), el("span", { class: "tag" }));
   write(node.firstElementChild, row.winner || "none");
-  write(node.lastElementChild, row.attempt > 1 ? `try ${row.attempt}` : row.disagreed?.length ? "≠" : "");
-  mark(node, "title", [row.reason, row.admission, row.disagreed?.length ? `another would be chosen by ${row.disagreed.join(", ")}` : ""].filter(Boolean).join("\n"));
+  write(node.lastElementChild, row.attempt > 1 ? `try ${row.attempt}` : "");
+  mark(node, "title", [row.winner, row.reason, row.admission].filter(Boolean).join("\n"));
   mark(node, "data-state", row.winner ? null : "down");
 }
 
@@ -31,7 +31,7 @@ function drawCame(node, row) {
 const ended = (row) => (!row.outcome ? "running" : row.outcome.outcome);
 
 const columns = [
-  { key: "time", name: "Time", width: 74, keep: 90, draw: cell((r) => clock(r.time), (r) => r.time) },
+  { key: "time", name: "Time", width: 82, keep: 90, draw: cell((r) => clock(r.time), (r) => r.time) },
   { key: "winner", name: "Replica", width: 100, grow: 2, keep: 100, draw: drawWinner },
   { key: "model", name: "Model", width: 90, grow: 1, keep: 40, draw: cell((r) => r.model, (r) => r.model) },
   { key: "tokens", name: "Prompt", title: "Tokens of the prompt", width: 64, number: true, keep: 80, draw: cell((r) => count(r.prompt_tokens), (r) => (r.exact ? "exact" : "an estimate")) },
@@ -40,6 +40,8 @@ const columns = [
   { key: "predicted", name: "Predicted", title: "Expected time to first token", width: 80, number: true, keep: 88, draw: cell((r) => milliseconds(r.predicted_ms)) },
   { key: "came", name: "Came", title: "Time to first token", width: 74, number: true, keep: 87, draw: drawCame },
   { key: "outcome", name: "Outcome", width: 92, keep: 60, draw: cell(ended, (r) => (r.outcome ? `status ${r.outcome.status}` : null)) },
+  { key: "shadows", name: "Shadows", title: "Shadow policies that would have chosen another replica", width: 80, keep: 45,
+    draw: cell((r) => (r.disagreed?.length ? `${r.disagreed.length} differ${r.disagreed.length === 1 ? "s" : ""}` : ""), (r) => r.disagreed?.join("\n") || null) },
   { key: "reason", name: "Reason", width: 110, grow: 2, keep: 50, draw: cell((r) => r.reason || r.admission || "", (r) => r.reason) },
 ];
 

@@ -65,7 +65,7 @@ function candidates(d) {
   all.sort((a, b) => rank(a) - rank(b) || (a.cost ?? Infinity) - (b.cost ?? Infinity) || a.slot - b.slot);
   const names = [];
   for (const r of all) for (const t of r.terms ?? []) if (t.value !== 0 && !names.includes(t.name)) names.push(t.name);
-  const most = Math.max(...all.map((r) => (r.excluded ? 0 : (r.wait_ms ?? 0) + (r.prefill_ms ?? 0))), 1e-9);
+  const most = Math.max(...all.map((r) => (r.excluded ? 0 : r.expected_ms ?? 0)), 1e-9);
   const columns = [
     { name: "Replica", class: "name" }, { name: "Cost", number: true }, { name: "Expected" }, { name: "", number: true },
     { name: "Wait", number: true }, { name: "Prefill", number: true }, { name: "Cached", number: true },
@@ -87,15 +87,22 @@ function candidates(d) {
   };
   draw(shownAtFirst);
   return el("div", null, host, el("p", { class: "hint" },
-    el("span", { class: "swatch wait" }), "waiting ", el("span", { class: "swatch fill" }), "computing what is not cached. The columns to the right add up to the cost, in the policy's own measure. A number tells all its digits when it is pointed at."));
+    el("span", { class: "swatch wait" }), "waiting ", el("span", { class: "swatch fill" }), "computing what is not cached ", el("span", { class: "swatch rest" }), "the rest. The columns to the right add up to the cost, in the policy's own measure. A number tells all its digits when it is pointed at."));
 }
 
+// bar splits the expected time to first token; together the parts are that, whatever a
+// correction has made of them.
 function bar(r, most) {
-  const part = (v) => `${Math.max(0, Math.min(100, ((v ?? 0) / most) * 100)).toFixed(1)}%`;
-  const wait = el("span", { class: "wait" }), fill = el("span", { class: "fill" });
-  wait.style.width = part(r.wait_ms);
-  fill.style.width = part(r.prefill_ms);
-  return el("span", { class: "split", "aria-hidden": "true" }, wait, fill);
+  const node = el("span", { class: "split", "aria-hidden": "true" });
+  let left = r.expected_ms ?? 0;
+  for (const [name, value] of [["wait", r.wait_ms ?? 0], ["fill", r.prefill_ms ?? 0], ["rest", Infinity]]) {
+    const part = el("span", { class: name });
+    const v = Math.max(0, Math.min(value, left));
+    left -= v;
+    part.style.width = `${Math.min(100, (v / most) * 100).toFixed(1)}%`;
+    node.append(part);
+  }
+  return node;
 }
 
 function shadows(d) {

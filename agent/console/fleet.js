@@ -32,10 +32,14 @@ function meter(of, high) {
     const width = `${Math.round(Math.min(Math.max(v ?? 0, 0), 1) * 100)}%`;
     if (bar.firstElementChild.style.width !== width) bar.firstElementChild.style.width = width;
     mark(bar, "data-high", high && v >= high ? "" : null);
+    mark(bar, "hidden", v === null ? "" : null);
   };
 }
 
-// state is drawn as a shape and a word; one that is not up tells why.
+// short is the name of a model without whose it is.
+const short = (model) => model.slice(model.lastIndexOf("/") + 1) || model;
+
+// drawState draws a state as a shape and a word; one that is not up tells why.
 function drawState(cell, row) {
   if (!cell.firstElementChild) cell.append(el("span", { class: "mark", "aria-hidden": "true" }), el("span"));
   mark(cell, "data-state", row.state);
@@ -50,26 +54,26 @@ function drawNote(cell, row) {
 
 const columns = [
   { key: "state", name: "State", width: 92, keep: 99, value: severity, draw: drawState },
-  { key: "id", name: "Replica", width: 130, grow: 2, keep: 100, value: (r) => r.id, draw: text((r) => r.id, (r) => `${r.id}  ${r.url}`) },
-  { key: "model", name: "Model", width: 110, grow: 2, keep: 60, value: (r) => r.models[0] ?? null,
-    draw: text((r) => (r.models.length > 1 ? `${r.models[0]} +${r.models.length - 1}` : r.models[0]), (r) => r.models.join("\n")) },
-  { key: "engine", name: "Engine", width: 74, keep: 40, value: (r) => r.engine || null, draw: text((r) => r.engine) },
-  { key: "running", name: "Running", title: "Requests that the engine runs, of this agent and of others", width: 78, number: true, keep: 95, value: (r) => r.running,
+  { key: "id", name: "Replica", width: 120, grow: 2, keep: 100, value: (r) => r.id, draw: text((r) => r.id, (r) => r.id) },
+  { key: "model", name: "Model", width: 130, grow: 2, keep: 60, value: (r) => r.models[0] ?? null,
+    draw: text((r) => r.models.length > 0 && `${short(r.models[0])}${r.models.length > 1 ? ` +${r.models.length - 1}` : ""}`, (r) => r.models.join("\n")) },
+  { key: "engine", name: "Engine", width: 66, keep: 40, value: (r) => r.engine || null, draw: text((r) => r.engine) },
+  { key: "running", name: "Running", title: "Requests that the engine runs, of this agent and of others", width: 70, number: true, keep: 95, value: (r) => r.running,
     draw: text((r) => count(r.running)) },
-  { key: "waiting", name: "Waiting", title: "Requests that wait in the engine, and here for it", width: 76, number: true, keep: 94, value: (r) => r.waiting,
+  { key: "waiting", name: "Waiting", title: "Requests that wait in the engine, and here for it", width: 68, number: true, keep: 94, value: (r) => r.waiting,
     draw: text((r) => count(r.waiting)) },
-  { key: "kv", name: "KV use", title: "How full the engine's KV cache is", width: 96, number: true, keep: 90, value: (r) => r.kv, draw: meter((r) => r.kv, 0.9) },
-  { key: "hit", name: "Hit rate", title: "The part of prompt tokens that the engine had in its cache", width: 96, number: true, keep: 88, value: (r) => r.hit,
+  { key: "kv", name: "KV use", title: "How full the engine's KV cache is", width: 90, number: true, keep: 90, value: (r) => r.kv, draw: meter((r) => r.kv, 0.9) },
+  { key: "hit", name: "Hit rate", title: "The part of prompt tokens that the engine had in its cache", width: 88, number: true, keep: 88, value: (r) => r.hit,
     draw: meter((r) => r.hit) },
-  { key: "p50", name: "TTFT p50", title: "Time to first token lately, median", width: 84, number: true, keep: 84, value: (r) => r.p50, draw: text((r) => milliseconds(r.p50)) },
-  { key: "p99", name: "p99", title: "Time to first token lately, 99th percentile", width: 76, number: true, keep: 82, value: (r) => r.p99, draw: text((r) => milliseconds(r.p99)) },
-  { key: "output", name: "Tokens/s", title: "Tokens that it generates a second", width: 80, number: true, keep: 70, value: (r) => r.output, draw: text((r) => rate(r.output)) },
-  { key: "prefill", name: "Prefill/s", title: "Tokens of a prompt a second that it has proved to compute", width: 80, number: true, keep: 66, value: (r) => r.prefill,
+  { key: "p50", name: "TTFT p50", title: "Time to first token lately, median", width: 78, number: true, keep: 84, value: (r) => r.p50, draw: text((r) => milliseconds(r.p50)) },
+  { key: "p99", name: "p99", title: "Time to first token lately, 99th percentile", width: 72, number: true, keep: 82, value: (r) => r.p99, draw: text((r) => milliseconds(r.p99)) },
+  { key: "output", name: "Tokens/s", title: "Tokens that it generates a second", width: 74, number: true, keep: 70, value: (r) => r.output, draw: text((r) => rate(r.output)) },
+  { key: "prefill", name: "Prefill/s", title: "Tokens of a prompt a second that it has proved to compute", width: 74, number: true, keep: 66, value: (r) => r.prefill,
     draw: text((r) => count(r.prefill)) },
-  { key: "tier", name: "Tier", title: "What carries its answers: the kernel (packet) or this process (copy)", width: 62, keep: 62, value: (r) => r.tier || null, draw: text((r) => r.tier) },
-  { key: "cache", name: "Cache", title: "How what its KV cache holds is known", width: 92, keep: 64, value: (r) => r.cache || null,
-    draw: text((r) => r.cache, (r) => r.cacheWhy) },
-  { key: "note", name: "Note", width: 150, grow: 3, keep: 80, draw: drawNote },
+  { key: "tier", name: "Tier", title: "What carries most of its answers now: the kernel (packet) or this process (copy)", width: 62, keep: 62, value: (r) => r.tier || null, draw: text((r) => r.tier, (r) => (r.kernel === null ? null : `the kernel carries ${percent(r.kernel)} of its tokens`)) },
+  { key: "cache", name: "Cache", title: "How what its KV cache holds is known", width: 98, keep: 64, value: (r) => r.cache || null,
+    draw: text((r) => r.cache) },
+  { key: "note", name: "Note", width: 190, grow: 3, keep: 80, draw: drawNote },
 ];
 
 export class FleetTable {
@@ -118,7 +122,7 @@ export class FleetTable {
     const counts = new Map(states.map((s) => [s, 0]));
     const rows = [];
     for (const row of this.rows) {
-      row.sought ??= [row.id, row.url, row.engine, row.source, row.tier, row.cache, row.why, row.cacheWhy, ...row.models].join("\n").toLowerCase();
+      row.sought ??= [row.id, row.engine, row.tier, row.cache, row.note, ...row.models].join("\n").toLowerCase();
       if (!words.every((w) => row.sought.includes(w))) continue;
       counts.set(row.state, (counts.get(row.state) ?? 0) + 1);
       if (this.only === null || row.state === this.only) rows.push(row);

@@ -14,13 +14,12 @@ export class Panel {
   }
 
   show(page) {
-    const parts = this.draw(page);
-    const next = el("div", null, ...parts);
-    if (next.outerHTML === this.last) return;
-    this.last = next.outerHTML;
+    const text = JSON.stringify(page);
+    if (text === this.last) return;
+    this.last = text;
     const had = this.body.contains(document.activeElement);
     const scrolled = [...this.body.querySelectorAll(".scroll")].map((n) => n.scrollLeft);
-    this.body.replaceChildren(...next.childNodes);
+    this.body.replaceChildren(...this.draw(page));
     this.body.querySelectorAll(".scroll").forEach((n, i) => {
       n.scrollLeft = scrolled[i] ?? 0;
       if (had && i === 0) n.focus();
@@ -40,9 +39,9 @@ export function drawShadows(page) {
     }
     const most = Math.max(...m.shadows.flatMap((s) => [Math.abs(s.p10_ms), Math.abs(s.p90_ms), Math.abs(s.predicted_ms)]), 1);
     parts.push(title, table(`Shadows of ${m.model}`,
-      [{ name: "Shadow" }, { name: "Agreed", number: true }, { name: "Regret, expected", number: true }, { name: "Regret, observed", number: true }, { name: "p10 to p90" }, { name: "" }, { name: "Compared", number: true }],
+      [{ name: "Shadow" }, { name: "Agreed", number: true }, { name: "Regret expected", number: true }, { name: "observed", number: true }, { name: "p10 to p90" }, { name: "Live, it would be" }],
       m.shadows.map((s) => [s.name, s.decisions > 0 ? percent(s.agreed / s.decisions) : "–", exact(s.predicted_ms, s.decisions), exact(s.observed_ms, s.compared),
-        whiskers(s, most), s.compared > 0 ? verdict(s) : "nothing to compare yet", count(s.compared)])));
+        whiskers(s, most), s.compared > 0 ? verdict(s) : "not compared yet"])));
   }
   if (parts.length === 0) parts.push(el("p", { class: "hint" }, "No model is served yet."));
   return parts;
@@ -51,8 +50,8 @@ export function drawShadows(page) {
 const exact = (v, n) => el("span", { title: n > 0 ? `${v} ms` : null }, n > 0 ? signed(v) : "–");
 
 function verdict(s) {
-  if (Math.abs(s.predicted_ms) < 0.5) return "no difference";
-  return s.predicted_ms > 0 ? "would be better" : "would be worse";
+  if (Math.abs(s.predicted_ms) < 0.5) return "the same";
+  return s.predicted_ms > 0 ? "better" : "worse";
 }
 
 // whiskers draws where most regrets lie, around a line that is zero.
