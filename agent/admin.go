@@ -44,6 +44,8 @@ func newAdmin(a *Agent) *http.Server {
 	})}
 
 	mux := http.NewServeMux()
+	mux.HandleFunc("GET /{$}", ad.console)
+	mux.HandleFunc("GET /console/", ad.console)
 	mux.Handle("GET /metrics", ad.page)
 	mux.HandleFunc("GET /healthz", ad.healthz)
 	mux.HandleFunc("GET /readyz", ad.readyz)
@@ -125,7 +127,10 @@ func (b *busyConns) wait(ctx context.Context) {
 // guard lets through who may see the pages: who has the token or, where none is
 // configured, processes of this node, for which web pages in a browser do not
 // count. /healthz and /readyz are for everybody, but /readyz tells others one
-// word only.
+// word only. The files of the console need no token either: they are those of every
+// agent of this version and hold nothing of this one, and a browser that opens a page
+// has no way to send a token. The page asks its user for it, and sends it with
+// whatever it fetches.
 func (ad *admin) guard(pages http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
@@ -138,8 +143,9 @@ func (ad *admin) guard(pages http.Handler) http.Handler {
 			pages.ServeHTTP(w, r)
 			return
 		}
+		_, file := consoleFiles()[r.URL.Path]
 		switch why := ad.refuses(r); {
-		case why == "":
+		case why == "", file && why == noToken:
 			pages.ServeHTTP(w, r)
 		case why == noToken:
 			h.Set("WWW-Authenticate", `Bearer realm="inferrail admin"`)
