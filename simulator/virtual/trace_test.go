@@ -60,6 +60,9 @@ func readPacked(t testing.TB, name string) *workload.Workload {
 			}
 			fresh = max(fresh, id)
 		}
+		if len(q.Parts) == 0 { // nothing is known to be shared
+			q.Parts = []workload.Part{{ID: 1<<40 + uint64(len(w.Requests)), Tokens: max(input, 1)}}
+		}
 		w.Requests = append(w.Requests, q)
 	}
 }
