@@ -15,7 +15,7 @@ RUN_ARGS = $(or $(ARGS),--sim 3)
 TEST_ARGS = $(or $(ARGS),./...)
 
 .DEFAULT_GOAL = help
-.PHONY: help run build tokenizers test python-tokenizers test-library test-tokenizers test-vllm lint generate bench-datapath bench-gateway bench-prompt bench-index bench-policy replay report soak clean
+.PHONY: help run build tokenizers test python-tokenizers test-library test-tokenizers test-vllm lint generate bench-datapath bench-gateway bench-prompt bench-index bench-policy report soak clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-16s%s\n", $$1, $$2}' Makefile
@@ -152,9 +152,6 @@ bench-prompt: tokenizers python-tokenizers ## measure how long a chat takes to i
 bench-index: ## measure looking up and changing the KV index, and the table in it beside maps with locks
 	INFERRAIL_BENCH_INDEX=$(CURDIR)/bench/results/index.json \
 		go test -count 1 -timeout 0 -run '^TestIndexTiming$$' -v ./index
-
-replay: ## replay traces through every policy in virtual time, and with other weights of the default one; ten minutes
-	go test -count 1 -timeout 0 -run '^TestReplay(Table|Weights|Unseen)$$' -v ./policy -replay
 
 bench-policy: ## measure how long each policy takes to choose among 8 to 1,000 replicas
 	INFERRAIL_BENCH_POLICY=$(CURDIR)/bench/results/policy.json \

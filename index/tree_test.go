@@ -323,8 +323,12 @@ func TestTreeLists(t *testing.T) {
 				tr.push(&l, at)
 				want = append(want, at)
 			} else {
-				tr.pushFront(&l, at)
-				want = slices.Insert(want, 0, at)
+				k, before := r.IntN(len(want)+1), ref(0)
+				if k > 0 {
+					before = want[k-1]
+				}
+				tr.enlist(&l, at, before)
+				want = slices.Insert(want, k, at)
 			}
 		case len(want) > 0:
 			i := r.IntN(len(want))

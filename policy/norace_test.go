@@ -4,6 +4,4 @@ package policy
 
 import "testing"
 
-const raceEnabled = false
-
 func withoutRace(testing.TB) {}

@@ -4,8 +4,6 @@ package policy
 
 import "testing"
 
-const raceEnabled = true
-
 // withoutRace skips a test that the race detector spoils, or has nothing to find in.
 // make test runs it without: .ci/testlog.go knows it by what it says here.
 func withoutRace(t testing.TB) {

@@ -65,7 +65,7 @@ func TestHostileTextTakesNoLonger(t *testing.T) {
 	}
 	for _, model := range npmModels {
 		t.Run(model, func(t *testing.T) {
-			tok, err := FromJSON(tokenizerJSON(t, model), Options{})
+			tok, err := loadJSON(tokenizerJSON(t, model), Options{})
 			if err != nil {
 				t.Fatal(err)
 			}
