@@ -390,7 +390,7 @@ func (e *Engine) Token() (time.Duration, bool) {
 	if !e.current.on {
 		return 0, false
 	}
-	k := min(e.current.over(e.clock)+1, e.current.rounds)
+	k := min(e.current.over(e.clock)+1, max(1, e.current.rounds)) // a step of prompts alone is one
 	return up(e.current.after(k)), true
 }
 
