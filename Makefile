@@ -12,7 +12,8 @@ CLANG = 14
 # Further arguments of run, bench-* and test (make test ARGS='-run Fuzz ./proxy').
 ARGS ?=
 RUN_ARGS = $(or $(ARGS),--sim 3)
-TEST_ARGS = $(or $(ARGS),./...)
+# The package that takes longest begins first.
+TEST_ARGS = $(or $(ARGS),./cmd/inferrail ./...)
 
 .DEFAULT_GOAL = help
 .PHONY: help run build tokenizers test python-tokenizers test-library test-tokenizers test-vllm lint generate bench-datapath bench-gateway bench-prompt bench-index bench-policy report soak clean
@@ -60,7 +61,7 @@ test: ## run every test that this machine can run; what is skipped is said at th
 	@[ -n "$(ARGS)" ] || go test -count 1 -run '^TestPackages$$' ./proxy/prompt/tokenizer # fetches them for other packages
 	@if command -v gcc >/dev/null; then race=-race; \
 	else race=; echo "no C compiler: testing without the race detector"; fi; \
-	go run .ci/testlog.go $$race -timeout 20m $(TEST_ARGS)
+	go run .ci/testlog.go $$race -timeout 20m -parallel $$((2 * $$(nproc))) $(TEST_ARGS)
 	@[ -n "$(ARGS)" ] || if { command -v cargo && command -v g++; } >/dev/null; then $(MAKE) -s test-library; \
 	else echo "no Rust or C++ compiler: the tokenizers are not compared with the tokenizers library"; fi
 

@@ -281,8 +281,8 @@ func TestDatapathStalledClient(t *testing.T) {
 				return simulator.Raw{Seed: uint64(k), Chunks: 20, Max: 20000, IntervalUS: 300}
 			})
 			before := n.memory()
-			// 64 MiB, in pieces that come one by one as long as they can.
-			r := simulator.Raw{Seed: 7, Chunks: 4096, Max: 32768, IntervalUS: 200}
+			// 32 MiB, in pieces that come one by one as long as they can.
+			r := simulator.Raw{Seed: 7, Chunks: 2048, Max: 32768, IntervalUS: 200}
 			c, err := l.open(n.addr, r, 0)
 			l.check(err)
 			defer c.Close()
@@ -292,7 +292,7 @@ func TestDatapathStalledClient(t *testing.T) {
 
 			// The engine is blocked when its socket's queue does not shrink.
 			var tx int
-			l.eventually(8*time.Second, func() bool {
+			l.eventually(20*time.Second, func() bool {
 				first, _ := l.queued(l.sockets(l.engine), port)
 				time.Sleep(500 * time.Millisecond)
 				tx, _ = l.queued(l.sockets(l.engine), port)
@@ -328,7 +328,7 @@ func TestDatapathStalledClient(t *testing.T) {
 			}
 
 			time.Sleep(time.Until(began.Add(stall)))
-			c.SetReadDeadline(time.Now().Add(20 * time.Second))
+			c.SetReadDeadline(time.Now().Add(time.Minute))
 			began = time.Now()
 			// More than the client's own socket can hold.
 			err = c.read(16 << 20)

@@ -90,18 +90,21 @@ func TestReplayOfReference(t *testing.T) {
 
 	// The default is at least as good as the best of that table, but for what learning
 	// costs it.
-	g := func(name string, fleet *Fleet, w *workload.Workload, most figures) {
+	g := func(name string, fleet *Fleet, w *workload.Workload, most figures, hotspot float64) {
 		t.Run(w.Name+name, func(t *testing.T) {
 			s := serve(t, fleet, w, policy.NewCostModel())
 			if most.mean > 0 && s.TTFT.Mean > 1.04*most.mean || s.TTFT.P99 > 1.06*most.p99 || s.HitRate < 0.97*most.hit {
 				t.Errorf("the default has %+v, want at least %+v", figuresOf(&s), most)
 			}
+			if s.Hotspot > hotspot {
+				t.Errorf("the hotspot is %.2f, want at most %v", s.Hotspot, hotspot)
+			}
 		})
 	}
-	g("", fleet, conversation, figures{.296, 0, 7507, 729})
-	g("", fleet, conversation.Faster(1.8), figures{.279, 0, 7734, 797})
-	g("", fleet, synthetic, figures{.624, 0, 4330, 464})
-	g(", one twice as slow", &slow, conversation, figures{p99: 7664})
+	g("", fleet, conversation, figures{.296, 0, 7507, 729}, 1.15)
+	g("", fleet, conversation.Faster(1.8), figures{.279, 0, 7734, 797}, 1.15)
+	g("", fleet, synthetic, figures{.624, 0, 4330, 464}, 1.35)
+	g(", one twice as slow", &slow, conversation, figures{p99: 7664}, 1.35)
 }
 
 // TestReplayOfBounds: what no choice can be better than is what was found elsewhere.
