@@ -13,20 +13,36 @@ package policy
 // shortest first, but one that takes so many seconds lets nobody pass who comes more
 // than ageing times as many later. So nobody waits for ever.
 type Holding struct {
-	// Lead is how many seconds of work a replica has before it when it is free for
-	// more: as much as it needs not to idle before what is sent has come, and an engine
-	// that works in steps to fill its next ones.
+	// Lead is how many seconds of work a replica has before it at most when it is free
+	// for more: so much it needs not to idle before what is sent has come. It is free,
+	// too, while what it has before it is less than an engine computes in one step.
 	Lead float64
 }
 
-// ageing is how many times its own prefill a request lets later ones pass.
-const ageing = 5
+const (
+	// ageing is how many times its own prefill a request lets later ones pass.
+	ageing = 5
+	// stepTokens is what engines compute in one step at least, of all prompts that are
+	// there, if nobody has said otherwise: vLLM, SGLang and llama.cpp take 2,048 tokens
+	// where there is little memory. Prompts that are computed together wait for nothing of
+	// each other, while those that come later have to wait for another step.
+	stepTokens = 2048
+)
 
 // Holds reports that requests are held back at all.
 func (h Holding) Holds() bool { return h.Lead > 0 }
 
-// Free reports that a replica takes more that has so many seconds of work before it.
-func (h Holding) Free(wait float64) bool { return wait < h.Lead }
+// Free reports that the replica takes more.
+func (h Holding) Free(c *Candidate) bool { return c.Wait < h.Lead || c.Ahead.Tokens < stepTokens }
+
+// Next is in how many seconds that should be so, if nothing comes in between.
+func (h Holding) Next(c *Candidate) float64 {
+	if h.Free(c) {
+		return 0
+	}
+	// The tokens before it become fewer at about the same rate.
+	return min(c.Wait-h.Lead, c.Wait*(1-stepTokens/c.Ahead.Tokens))
+}
 
 // Key is the place in the order of a request that came at so many seconds, and takes
 // prefill where it takes least.

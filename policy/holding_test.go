@@ -2,6 +2,7 @@ package policy
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -13,7 +14,8 @@ import (
 // The stories in testdata/holding hold requests back from replicas. A request is written
 // name:came:prefill, or with its tenant and its tokens name:came:prefill:tenant:tokens,
 // and prefill is what it takes at every replica; a round is told what each replica has
-// before it. Each request chooses the replica that is free first.
+// before it, and 10,000 tokens of it for each second. Each request chooses the replica
+// that is free first.
 func TestHolding(t *testing.T) {
 	datadriven.Walk(t, "testdata/holding", func(t *testing.T, path string) {
 		type request struct {
@@ -50,9 +52,14 @@ func TestHolding(t *testing.T) {
 					waits = append(waits, w)
 				}
 				var out strings.Builder
-				for held.Len() > 0 && h.Free(slices.Min(waits)) {
-					r := held.Pop().Value
+				for held.Len() > 0 {
 					best := slices.Index(waits, slices.Min(waits))
+					c := &Candidate{Wait: waits[best], Ahead: Work{Tokens: 10_000 * waits[best]}}
+					if !h.Free(c) {
+						fmt.Fprintf(&out, "the next in %.2f s\n", h.Next(c))
+						break
+					}
+					r := held.Pop().Value
 					fmt.Fprintf(&out, "%s to replica %d\n", r.name, best)
 					waits[best] += r.prefill
 				}
@@ -105,9 +112,24 @@ func TestHoldingLongest(t *testing.T) {
 
 func TestHoldingNumbers(t *testing.T) {
 	h := Holding{}
-	if h.Holds() || h.Free(0) || (Holding{Lead: 0.1}).Free(0.1) || !(Holding{Lead: 0.1}).Free(0) {
-		t.Error("who holds, and when")
+	if h.Holds() || !(Holding{Lead: 0.1}).Holds() {
+		t.Error("who holds")
 	}
+	f := func(wait, tokens float64, free bool, next float64) {
+		t.Helper()
+		h, c := Holding{Lead: 0.1}, &Candidate{Wait: wait, Ahead: Work{Tokens: tokens}}
+		if h.Free(c) != free || math.Abs(h.Next(c)-next) > 1e-9 {
+			t.Errorf("%v s and %v tokens: %v, the next in %v; want %v and %v", wait, tokens, h.Free(c), h.Next(c), free, next)
+		}
+	}
+	f(0, 0, true, 0)
+	f(0.09, 100_000, true, 0)   // nearly done
+	f(0.1, 100_000, false, 0)   // and at once it is
+	f(9, 2047, true, 0)         // slow, but all is computed in a step
+	f(9, 2048, false, 0)        //
+	f(3, 4096, false, 1.5)      // half of it is one
+	f(3, 1_000_000, false, 2.9) //
+	f(3, 0, true, 0)            // others' work, of which no tokens are known
 	if got := h.Longest(-1, -1); got != 0 {
 		t.Errorf("nothing is foretold, and it is held for %v", got)
 	}

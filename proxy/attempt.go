@@ -28,7 +28,6 @@ func (x *exchange) ask() failure {
 		if f := x.choose(); f != none {
 			return f
 		}
-		x.promise()
 		x.decided()
 		x.noteDecision()
 		f := x.attempt()

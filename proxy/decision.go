@@ -225,6 +225,8 @@ type Decision struct {
 	Refused      bool    `json:"refused,omitempty"`
 	RetryAfterMS float64 `json:"retry_after_ms,omitempty"`
 	Waits        string  `json:"waits,omitempty"`
+	// HeldMS is for how long the request was held back before it was sent.
+	HeldMS float64 `json:"held_ms,omitempty"`
 	// PredictedMS is the expected time to first token there.
 	PredictedMS Number           `json:"predicted_ms"`
 	Shadows     []ShadowDecision `json:"shadows,omitempty"`
@@ -350,6 +352,7 @@ func (x *exchange) tellRequest(d *Decision) {
 		Rand: strconv.FormatUint(asked.Rand, 16), Turn: asked.Turn,
 		Reason: x.choice.Reason, PredictedMS: Number(math.Inf(1)),
 		BudgetMS: float64(x.budget) / float64(time.Millisecond), Admission: x.verdict,
+		HeldMS: float64(x.holding.took) / float64(time.Millisecond),
 	}
 	if x.class != nil {
 		d.Class = x.class.Name

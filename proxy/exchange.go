@@ -96,6 +96,7 @@ type exchange struct {
 	waitsAs        waitKey // what it is counted as there
 	moved          bool
 	displaces      bool
+	holding        holding
 	model          *Model
 	replica        *Replica
 	attempts       int        // the present one included
@@ -214,7 +215,7 @@ func (x *exchange) begin() {
 	x.asked, x.turned, x.described, x.choice = policy.Request{}, false, false, policy.Choice{Index: -1}
 	x.noted, x.judged, x.prefill, x.expected, x.observed = noted{}, x.judged[:0], policy.Sending{}, 0, -1
 	x.class, x.tenant, x.budget, x.verdict, x.retryAfter = nil, "", 0, "", 0
-	x.taken, x.room, x.displaces = time.Time{}, nil, false
+	x.taken, x.room, x.displaces, x.holding = time.Time{}, nil, false, holding{}
 	x.up, x.left = nil, nil
 	x.response, x.extra = responseHead{}, x.extra[:0]
 	x.answered, x.passed, x.status, x.ttfb = false, false, 0, 0

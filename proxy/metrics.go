@@ -37,6 +37,7 @@ type stats struct {
 	firstByte   *prometheus.HistogramVec
 	duration    *prometheus.HistogramVec
 	admissions  *prometheus.CounterVec // model, verdict
+	heldTime    *prometheus.HistogramVec
 
 	decisions        *prometheus.CounterVec   // model, policy, reason
 	decisionTime     *prometheus.HistogramVec // model
@@ -109,6 +110,8 @@ func newStats() *stats {
 			Help: "From the first byte of the request to the end of the response.", Buckets: seconds}, []string{"model"}),
 		admissions: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "inferrail_admissions_total",
 			Help: "Requests that admission has judged, by what it has said last: why one was taken, or refused (requests are late, too much waits, predicted too late)."}, []string{"model", "verdict"}),
+		heldTime: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "inferrail_held_seconds",
+			Help: "Time that requests were held back in the agent until a replica was nearly free, of those that were.", Buckets: seconds}, []string{"model"}),
 		decisions: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "inferrail_decisions_total",
 			Help: "Replicas chosen, by model, by the policy that has chosen and why. A request that is tried again is chosen for again."}, []string{"model", "policy", "reason"}),
 		decisionTime: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "inferrail_decision_seconds",
@@ -134,7 +137,7 @@ func (s *stats) forget(model string) {
 	for _, v := range []*prometheus.CounterVec{s.requests, s.retries, s.tokens, s.unknown, s.prompts, s.cached, s.decisions, s.admissions} {
 		v.DeletePartialMatch(labels)
 	}
-	for _, v := range []*prometheus.HistogramVec{s.promptTime, s.lookupTime, s.firstByte, s.duration,
+	for _, v := range []*prometheus.HistogramVec{s.promptTime, s.lookupTime, s.firstByte, s.duration, s.heldTime,
 		s.decisionTime, s.firstToken, s.observedTime, s.predictedTime, s.predictionRatio} {
 		v.DeletePartialMatch(labels)
 	}
@@ -155,6 +158,9 @@ func (s *stats) finished(x *exchange, f failure, u usage, known bool, now time.T
 	}
 	if x.verdict != "" {
 		s.admissions.WithLabelValues(model, x.verdict).Inc()
+	}
+	if !x.holding.since.IsZero() {
+		s.heldTime.WithLabelValues(model).Observe(x.holding.took.Seconds())
 	}
 	if x.followed {
 		s.prompts.WithLabelValues(model, x.promptReason.String()).Inc()
@@ -344,7 +350,7 @@ func (s *Server) Describe(ch chan<- *prometheus.Desc) {
 
 func (s *stats) vectors() []prometheus.Collector {
 	return []prometheus.Collector{s.requests, s.retries, s.tokens, s.keyRequests, s.keyTokens, s.limited, s.unknown, s.prompts, s.promptTime, s.cached, s.lookupTime, s.firstByte, s.duration,
-		s.decisions, s.decisionTime, s.firstToken, s.observedTime, s.predictedTime, s.predictionRatio, s.decisionsDropped, s.admissions}
+		s.heldTime, s.decisions, s.decisionTime, s.firstToken, s.observedTime, s.predictedTime, s.predictionRatio, s.decisionsDropped, s.admissions}
 }
 
 // Collect implements prometheus.Collector.

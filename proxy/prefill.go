@@ -52,6 +52,7 @@ func (x *exchange) firstToken(now time.Time) {
 		j.shadow.Settle(x.observed, x.expected, j.expected, j.same)
 	}
 	x.judged = x.judged[:0]
+	x.c.s.rooms.call()
 }
 
 // prefillsOnly reports that the engine is done with the request as soon as it has

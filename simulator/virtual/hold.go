@@ -11,12 +11,12 @@ import (
 func (a *agent) hold(v *visit) {
 	now := a.run.clock()
 	a.describe(v, now)
-	wait, least := float64(policy.MostTTFT), float64(policy.MostTTFT)
+	free, least := false, float64(policy.MostTTFT)
 	for i := range a.candidates {
-		wait = min(wait, a.candidates[i].Wait)
+		free = free || a.holding.Free(&a.candidates[i])
 		least = min(least, a.prefill(v, i))
 	}
-	if a.held.Len() == 0 && a.holding.Free(wait) {
+	if a.held.Len() == 0 && free {
 		v.taken = now
 		a.send(v, now)
 		return
@@ -90,10 +90,10 @@ func (a *agent) nearlyFree(now time.Time) (free bool, next time.Duration) {
 		s := &a.slots[i]
 		var c policy.Candidate
 		s.standing.Describe(&c, s.inFlight, 0, now)
-		if a.holding.Free(c.Wait) {
+		if a.holding.Free(&c) {
 			return true, 0
 		}
-		next = min(next, seconds(c.Wait-a.holding.Lead))
+		next = min(next, seconds(a.holding.Next(&c)))
 	}
 	return false, next
 }

@@ -89,5 +89,5 @@ func TestHoldNearBound(t *testing.T) {
 	}
 	conversation := readPacked(t, "conversation")
 	f(conversation, 1.17)
-	f(conversation.Faster(1.8), 1.20)
+	f(conversation.Faster(1.8), 1.225)
 }
