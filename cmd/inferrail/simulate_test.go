@@ -66,7 +66,7 @@ func TestSimulateJSON(t *testing.T) {
 	if err := json.Unmarshal([]byte(texts[0]), &raw); err != nil {
 		t.Fatal(err)
 	}
-	for _, measure := range []string{"ttft", "tpot", "e2e"} {
+	for _, measure := range []string{"ttft", "tpot", "itl", "e2e"} {
 		of, _ := raw.Runs[0][measure].(map[string]any)
 		for _, quantile := range []string{"p50", "p90", "p99"} {
 			if v, ok := of[quantile].(float64); !ok || v <= 0 {

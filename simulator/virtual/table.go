@@ -33,15 +33,18 @@ func WriteTable(w io.Writer, c *workload.Comparison) error {
 	if several {
 		fmt.Fprintf(&b, "medians of %d seeds; ± is half of what the means are apart\n", len(c.Seeds))
 	}
-	fmt.Fprintf(&b, "\n%-24s %5s %5s | %7s %8s %8s %6s %6s | %6s %7s | %7s %6s %6s\n", "", "hit", "of", "TTFT ms", "", "", "", "of",
-		"TPOT", "E2E s", "", "", "fore-")
-	fmt.Fprintf(&b, "%-24s %5s %5s | %7s %8s %8s %6s %6s | %6s %7s | %7s %6s %6s\n", "policy", "%", "max %", "p50", "p99", "mean", "±", "bound",
-		"p99", "p99", "hotspot", "good %", "told")
+	fmt.Fprintf(&b, "\n%-24s %5s %5s | %7s %7s %7s %5s %6s | %5s %5s %6s | %7s %6s %5s\n", "", "hit", "of", "TTFT ms", "", "", "", "of",
+		"TPOT", "ITL", "E2E s", "", "", "fore-")
+	fmt.Fprintf(&b, "%-24s %5s %5s | %7s %7s %7s %5s %6s | %5s %5s %6s | %7s %6s %5s\n", "policy", "%", "max %", "p50", "p99", "mean", "±", "bound",
+		"p99", "p99", "p99", "hotspot", "good %", "told")
 	for i := range c.Runs {
 		s := &c.Runs[i]
 		spread := ""
 		if means := s.Spread.TTFTMean; several && s.TTFT.Mean > 0 {
-			spread = fmt.Sprintf("%.1f%%", 50*(means[1]-means[0])/s.TTFT.Mean)
+			half := 50 * (means[1] - means[0]) / s.TTFT.Mean
+			if spread = fmt.Sprintf("%.1f%%", half); half >= 99.95 {
+				spread = fmt.Sprintf("%.0f%%", half)
+			}
 		}
 		line(&b, c, s, s.Policy, spread)
 	}
@@ -49,7 +52,7 @@ func WriteTable(w io.Writer, c *workload.Comparison) error {
 		line(&b, c, c.Bound, "bound", "")
 	}
 	if c.Least > 0 {
-		fmt.Fprintf(&b, "%-24s %5s %5s | %7s %8s %8s\n", "proven least", "", "", "", "", number(c.Least))
+		fmt.Fprintf(&b, "%-24s %5s %5s | %7s %7s %7s\n", "proven least", "", "", "", "", number(c.Least))
 	}
 	if len(c.Runs) > 0 && c.Runs[0].Ceiling > 0 {
 		fmt.Fprintf(&b, "\nmost hits: %.1f %% with all that was ever computed, %.1f %% with caches of this size\n", 100*c.Infinite, 100*c.Runs[0].Ceiling)
@@ -89,7 +92,10 @@ func line(b *strings.Builder, c *workload.Comparison, s *workload.Summary, name,
 		fmt.Fprintf(b, "%-24s nothing was served\n", cut(name))
 		return
 	}
-	ceiling, bound := "", ""
+	ceiling, bound, gap := "", "", ""
+	if s.ITL.Max > 0 {
+		gap = number(s.ITL.P99)
+	}
 	if s.Ceiling > 0 {
 		ceiling = fmt.Sprintf("%.0f", 100*s.HitRate/s.Ceiling)
 	}
@@ -101,8 +107,8 @@ func line(b *strings.Builder, c *workload.Comparison, s *workload.Summary, name,
 	if s.Prediction > 0 {
 		told = fmt.Sprintf("%.2f", s.Prediction)
 	}
-	fmt.Fprintf(b, "%-24s %5.1f %5s | %7s %8s %8s %6s %6s | %6s %7s | %7.2f %6.1f %6s\n", cut(name), 100*s.HitRate, ceiling,
-		number(s.TTFT.P50), number(s.TTFT.P99), number(s.TTFT.Mean), spread, bound, number(s.TPOT.P99), number(s.E2E.P99/1e3), s.Hotspot, 100*s.Good, told)
+	fmt.Fprintf(b, "%-24s %5.1f %5s | %7s %7s %7s %5s %6s | %5s %5s %6s | %7.2f %6.1f %5s\n", cut(name), 100*s.HitRate, ceiling,
+		number(s.TTFT.P50), number(s.TTFT.P99), number(s.TTFT.Mean), spread, bound, number(s.TPOT.P99), gap, number(s.E2E.P99/1e3), s.Hotspot, 100*s.Good, told)
 }
 
 // cut is a name that fits its column.
