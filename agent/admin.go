@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"compress/gzip"
 	"context"
 	"crypto/sha256"
 	"crypto/subtle"
@@ -17,6 +18,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/klauspost/compress/gzhttp"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -31,16 +33,23 @@ type admin struct {
 	prompts chan struct{}
 }
 
+// collectors are all that the page of metrics shows.
+func (a *Agent) collectors() []prometheus.Collector {
+	list := []prometheus.Collector{a.proxy, a.datapath, a.fleet, a.fleet.prompts, indexMetrics{a.fleet}, loadMetrics{a.fleet}, &a.reloads, a.decisions,
+		buildInfo, a.uptime(), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})}
+	if a.certificate != nil {
+		list = append(list, a.certificate)
+	}
+	return list
+}
+
 func newAdmin(a *Agent) *http.Server {
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(a.proxy, a.datapath, a.fleet, a.fleet.prompts, indexMetrics{a.fleet}, loadMetrics{a.fleet}, &a.reloads, a.decisions,
-		collectors.NewGoCollector(),
-		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	if a.certificate != nil {
-		registry.MustRegister(a.certificate)
-	}
+	registry.MustRegister(a.collectors()...)
 	ad := &admin{agent: a, prompts: make(chan struct{}, promptReports), page: promhttp.HandlerFor(registry, promhttp.HandlerOpts{
-		ErrorLog: slog.NewLogLogger(a.log.Handler(), slog.LevelError),
+		ErrorLog:           slog.NewLogLogger(a.log.Handler(), slog.LevelError),
+		EnableOpenMetrics:  true,
+		DisableCompression: true, // as of all pages
 	})}
 
 	mux := http.NewServeMux()
@@ -54,14 +63,20 @@ func newAdmin(a *Agent) *http.Server {
 	mux.HandleFunc("GET /debug/datapath", ad.datapath)
 	mux.HandleFunc("/debug/prompt", ad.prompt)
 	mux.HandleFunc("/explain", ad.explain)
+	mux.HandleFunc("GET /debug/overview", ad.overview)
 	mux.HandleFunc("GET /debug/predictions", ad.predictions)
 	mux.HandleFunc("GET /debug/decisions", ad.decisions)
 	mux.HandleFunc("GET /debug/policy", ad.policies)
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	// A page about a thousand replicas is long and says much the same of each.
+	pack, err := gzhttp.NewWrapper(gzhttp.MinSize(2<<10), gzhttp.CompressionLevel(gzip.BestSpeed))
+	if err != nil {
+		panic("BUG: " + err.Error())
+	}
 	return &http.Server{
-		Handler:           ad.guard(mux),
+		Handler:           ad.guard(pack(mux)),
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    16 << 10,

@@ -62,6 +62,7 @@ func (x *exchange) ask() failure {
 			x.tried = x.tried[:0]
 		}
 		x.noted.lastFailed = x.outcome(f)
+		x.c.s.stats.totals.retried.Add(1)
 		x.c.s.stats.retries.WithLabelValues(x.model.Name, x.noted.lastFailed).Inc()
 		x.leave()
 		if f := x.c.pause(pause); f != none {

@@ -86,7 +86,7 @@ func (x *exchange) conclude(f failure, u usage, known bool) {
 		CachedPredicted: x.predicted, CachedActual: cached, Predicted: x.expected, Observed: observed}, x.id)
 	if observed >= 0 {
 		s.stats.predictedTime.WithLabelValues(x.model.Name).Observe(x.expected)
-		s.stats.firstToken.WithLabelValues(x.model.Name).Observe(observed)
+		s.stats.observedTime.WithLabelValues(x.model.Name).Observe(observed)
 		if x.expected > 0 {
 			s.stats.predictionRatio.WithLabelValues(x.model.Name).Observe(observed / x.expected)
 		}

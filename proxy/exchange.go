@@ -429,6 +429,7 @@ func (x *exchange) admit() failure {
 	quotas, wait, ok := x.key.Budget.Reserve(time.Now(), x.reserved)
 	x.extra = appendQuotas(x.extra, &quotas)
 	if !ok {
+		x.c.s.stats.overRate(x.key.Name, &quotas)
 		x.extra = appendRetryAfter(x.extra, wait)
 		x.message = fmt.Sprintf("The API key `%s` has used up what it may use in a minute; try again in %s.",
 			x.key.Name, appendReset(nil, wait))
@@ -473,7 +474,9 @@ func (x *exchange) settle(f failure, u usage, known bool) {
 func (x *exchange) respond() failure {
 	c, h, r := x.c, &x.response, &x.relay
 	r.reset(c, x.up)
-	r.prefills = h.events && h.status/100 == 2
+	if r.prefills = h.events && h.status/100 == 2; r.prefills {
+		r.gaps = &x.replica.gaps
+	}
 	if x.asksUsage && h.events && h.status == http.StatusOK {
 		r.filter = &usageFilter{}
 	}

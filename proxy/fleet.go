@@ -128,6 +128,8 @@ type Replica struct {
 	// standing is what is known of it but for its cache.
 	standing policy.Standing
 	stays    policy.RecentMean // seconds that requests have been there
+	gaps     gapCounts
+	lately   lately
 	upstream upstream
 	// addresses is where it can be dialled.
 	addresses *addresses

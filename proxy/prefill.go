@@ -39,6 +39,9 @@ func (x *exchange) firstToken(now time.Time) {
 		return
 	}
 	x.observed = took.Seconds()
+	waited := now.Sub(x.sent)
+	x.replica.lately.add(now, waited)
+	x.c.s.stats.sawFirstToken(x.model.Name, waited)
 	// One that grants any time may have waited in line for as long as it took, behind
 	// those who do not.
 	if a := x.model.Admission; a != nil && x.budget > 0 {

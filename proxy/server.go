@@ -249,7 +249,7 @@ func (s *Server) accept(l net.Listener, start, refuse func(*net.TCPConn)) error 
 	admit := func(tcp *net.TCPConn) {
 		s.stats.accepted.Add(1)
 		if s.crowded() {
-			s.stats.requests.WithLabelValues("none", tooManyConns.label()).Inc()
+			s.stats.requests.WithLabelValues("none", tooManyConns.label(), statusClass(failureTable[tooManyConns].status), failureTable[tooManyConns].blame.String()).Inc()
 			refuse(tcp)
 			tcp.Close()
 			return
