@@ -40,10 +40,11 @@ export class Chart {
     this.when = el("span", { class: "when" });
     this.grid = svg("g", { class: "lines" });
     this.paths = lines.map((l) => svg("path", { class: `line ${l.look}` }));
+    this.dots = lines.map((l) => svg("path", { class: `dots ${l.look}` }));
     this.cursor = svg("g", { class: "cursor", visibility: "hidden" }, svg("line"), ...lines.map((l) => svg("circle", { r: 3, class: l.look })));
     this.none = svg("text", { class: "none", "text-anchor": "middle" });
     this.image = svg("svg", { height, role: "slider", tabindex: 0, "aria-roledescription": "chart", "aria-label": title, "aria-valuemax": 0 },
-      this.grid, ...this.paths, this.cursor, this.none);
+      this.grid, ...this.paths, ...this.dots, this.cursor, this.none);
     host.append(el("figure", { class: "chart" },
       el("figcaption", null, el("h2", null, title), el("span", { class: "values" }, ...this.values.flatMap((v) => [v.name, v.value])), this.when),
       this.image));
@@ -113,7 +114,7 @@ export class Chart {
       }
       this.grid.replaceChildren(...marks);
     }
-    this.lines.forEach((l, i) => mark(this.paths[i], "d", this.path(l)));
+    this.lines.forEach((l, i) => this.drawLine(l, this.paths[i], this.dots[i]));
     const empty = points.every((p) => this.lines.every((l) => l.of(p) === null || l.of(p) === undefined));
     mark(this.none, "x", edge.left + this.room() / 2);
     mark(this.none, "y", (bottom + edge.top) / 2 + 4);
@@ -122,20 +123,22 @@ export class Chart {
     this.read();
   }
 
-  path(line) {
-    const parts = [];
-    let pen = "M";
-    for (const p of this.group.points) {
+  // drawLine draws the line through the values, and the dots that stand alone: what is not
+  // known is no line between its neighbours.
+  drawLine(line, path, dots) {
+    const at = this.group.points.map((p) => {
       const v = line.of(p);
-      if (v === null || v === undefined) {
-        pen = "M";
-        continue;
-      }
-      // A point between two that are not known is a dot.
-      parts.push(`${pen}${this.x(p.ago).toFixed(1)} ${this.y(v).toFixed(1)}`, pen === "M" ? "h0.01" : "");
-      pen = "L";
-    }
-    return parts.join("");
+      return v === null || v === undefined ? null : `${this.x(p.ago).toFixed(1)} ${this.y(v).toFixed(1)}`;
+    });
+    const drawn = [], alone = [];
+    at.forEach((place, i) => {
+      if (place === null) return;
+      const before = at[i - 1] ?? null, behind = at[i + 1] ?? null;
+      if (before === null && behind === null) alone.push(`M${place}h0`);
+      else drawn.push(`${before === null ? "M" : "L"}${place}`);
+    });
+    mark(path, "d", drawn.join(""));
+    mark(dots, "d", alone.join(""));
   }
 
   read() {

@@ -72,7 +72,7 @@ async function look() {
 function fail(e) {
   if (e.status === 401) {
     wait = longest;
-    askToken(e.message);
+    askToken();
     return;
   }
   if (e.status === undefined) {
@@ -92,6 +92,7 @@ async function panels() {
 
 function draw(ready) {
   const page = overview.page;
+  mark(byID("main"), "hidden", null);
   drawFacts(page);
   drawReady(ready, page.degraded);
   drawFigures(overview.figures());
@@ -108,13 +109,11 @@ function drawFacts(page) {
   write(document.querySelector("title"), `${location.host} · inferrail`);
 }
 
-let reasonsOpen = false;
+let reasonsOpen = false, readiness = "";
 
 // drawReady shows the word of /readyz, and what is not as it should be.
 function drawReady(text, reasons) {
-  const [word] = text.trim().split(": ");
-  mark(byID("ready"), "data-state", word);
-  write(byID("ready-word"), word === "ok" ? "ready" : word);
+  [readiness] = text.trim().split(": ");
   mark(byID("reasons"), "hidden", reasons.length === 0 ? "" : null);
   const list = byID("reasons-list"), few = 3;
   // Of many the last row is "and 7 more".
@@ -159,6 +158,10 @@ function drawFresh() {
   mark(byID("fresh"), "data-state", stale ? "stale" : since === null ? "waiting" : "live");
   write(byID("fresh-word"), stale ? (since === null ? "no answer" : `stale, ${age(since / 1000)} old`) : since === null ? "waiting for the agent" : "live");
   mark(document.body, "data-old", stale ? "" : null);
+  const word = readiness === "ok" ? "ready" : readiness;
+  mark(byID("ready"), "hidden", readiness === "" ? "" : null);
+  mark(byID("ready"), "data-state", stale ? "unknown" : readiness);
+  write(byID("ready-word"), stale ? `was ${word}` : word);
   const notice = byID("notice");
   mark(notice, "hidden", stale ? null : "");
   if (stale) {
@@ -206,9 +209,9 @@ byID("explain-open").addEventListener("click", openExplain);
 // The token.
 const token = byID("token");
 
-function askToken(why) {
+function askToken() {
   mark(byID("token-forget"), "hidden", "");
-  write(byID("token-problem"), feed.token ? `This token was refused: ${why}` : "");
+  write(byID("token-problem"), feed.token ? "This token was refused." : "");
   if (token.open) return;
   if (drawer.node.open) drawer.node.close();
   token.showModal();
@@ -217,7 +220,12 @@ function askToken(why) {
 
 byID("token-form").addEventListener("submit", (e) => {
   e.preventDefault();
-  feed.use(byID("token-text").value.trim());
+  const text = byID("token-text").value.trim();
+  if (!/^[\x21-\x7e]+$/.test(text)) {
+    write(byID("token-problem"), "A token is letters, digits and signs, without blanks.");
+    return;
+  }
+  feed.use(text);
   tryToken();
 });
 
@@ -225,11 +233,10 @@ async function tryToken() {
   try {
     await feed.json("debug/overview?replicas=0");
   } catch (e) {
-    if (e.status === 401) {
-      askToken(e.message);
-      byID("token-text").select();
-      return;
-    }
+    if (e.status === 401) askToken();
+    else write(byID("token-problem"), `${sentence(e.message)}.`);
+    byID("token-text").select();
+    return;
   }
   byID("token-text").value = "";
   token.close();

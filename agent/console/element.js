@@ -53,9 +53,9 @@ export function facts(rows) {
 }
 
 // table is a small table, with its columns as {name, number} and its rows as lists of
-// nodes or text.
+// nodes or text. The name of a column that explains itself is said, and not shown.
 export function table(caption, columns, rows) {
-  const head = el("tr", null, ...columns.map((c) => el("th", { scope: "col", class: c.number ? "number" : null }, c.name)));
+  const head = el("tr", null, ...columns.map((c) => el("th", { scope: "col", class: c.number ? "number" : null }, c.name ?? el("span", { class: "unseen" }, c.said))));
   const body = rows.map((row) =>
     el("tr", null, ...row.map((cell, i) => el("td", { class: columns[i].number ? "number" : columns[i].class ?? null }, cell))));
   return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },

@@ -48,7 +48,7 @@ function outcome(d) {
     ["Prompt tokens", exact(d.prompt_tokens, count), exact(o.prompt_tokens, count), known(o.prompt_tokens) ? plus(o.prompt_tokens - d.prompt_tokens) : unknown],
   ];
   return el("div", null, el("h3", null, "What came of it"),
-    table("Predicted and observed", [{ name: "" }, { name: "Predicted", number: true }, { name: "Came", number: true }, { name: "Difference", number: true }], rows),
+    table("Predicted and observed", [{ said: "What" }, { name: "Predicted", number: true }, { name: "Came", number: true }, { name: "Difference", number: true }], rows),
     facts([
       ["Outcome", `${o.outcome}${o.status ? `, status ${o.status}` : ""}`],
       ["Took", milliseconds(o.seconds * 1000)],
@@ -67,7 +67,7 @@ function candidates(d) {
   for (const r of all) for (const t of r.terms ?? []) if (t.value !== 0 && !names.includes(t.name)) names.push(t.name);
   const most = Math.max(...all.map((r) => (r.excluded ? 0 : r.expected_ms ?? 0)), 1e-9);
   const columns = [
-    { name: "Replica", class: "name" }, { name: "Cost", number: true }, { name: "Expected" }, { name: "", number: true },
+    { name: "Replica", class: "name" }, { name: "Cost", number: true }, { name: "Expected" }, { said: "Expected time to first token", number: true },
     { name: "Wait", number: true }, { name: "Prefill", number: true }, { name: "Cached", number: true },
     { name: "In flight", number: true }, { name: "Queued", number: true }, { name: "KV", number: true },
     ...names.map((name) => ({ name: name.replaceAll("_", " "), number: true })),
@@ -106,7 +106,7 @@ function bar(r, most) {
 }
 
 function shadows(d) {
-  return table("Shadows", [{ name: "Policy" }, { name: "Would choose", class: "name" }, { name: "Expected", number: true }, { name: "" }],
+  return table("Shadows", [{ name: "Policy" }, { name: "Would choose", class: "name" }, { name: "Expected", number: true }, { said: "Same or another" }],
     d.shadows.map((s) => [s.policy, s.winner, exact(s.predicted_ms, milliseconds), s.same ? "the same" : "another"]));
 }
 

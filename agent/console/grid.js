@@ -172,8 +172,10 @@ export class Grid {
   // draw fills the rows that are in sight.
   draw() {
     if (this.visible.length === 0) return;
-    const from = Math.max(0, Math.floor(this.host.scrollTop / this.height) - spare);
-    const to = Math.min(this.rows.length, Math.ceil((this.host.scrollTop + this.host.clientHeight) / this.height) + spare);
+    // Of fewer rows than there were the browser scrolls back, but later.
+    const top = Math.min(this.host.scrollTop, Math.max(0, (this.rows.length + 1) * this.height - this.host.clientHeight));
+    const from = Math.max(0, Math.floor(top / this.height) - spare);
+    const to = Math.min(this.rows.length, Math.ceil((top + this.host.clientHeight) / this.height) + spare);
     while (this.pool.length < to - from) {
       const cells = this.visible.map((c, i) => el("div", { role: "gridcell", class: c.number ? "cell number" : "cell", "aria-colindex": i + 1 }));
       const node = el("div", { role: "row", class: "row", id: `${this.name}-${this.pool.length}` }, ...cells);

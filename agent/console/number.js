@@ -39,7 +39,8 @@ const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 // rate shows how many a second.
 export function rate(v) {
   if (!known(v)) return unknown;
-  return v !== 0 && Math.abs(v) < 9.95 ? round(v, 1) : count(v);
+  const size = Math.abs(v);
+  return size >= 0.05 && size < 9.95 ? round(v, 1) : count(v);
 }
 
 // percent shows a part of 1.

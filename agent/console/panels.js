@@ -97,7 +97,7 @@ export function drawDatapath(page) {
   ])];
   for (const [name, why] of Object.entries(page.interfaces_failed ?? {})) parts.push(el("p", { class: "problem" }, `${name}: ${why}`));
   if (page.responses.length > 0) {
-    parts.push(table("Answers by tier", [{ name: "Answers by" }, { name: "Why not a better tier" }, { name: "Answers", number: true }, { name: "", number: true }],
+    parts.push(table("Answers by tier", [{ name: "Answers by" }, { name: "Why not a better tier" }, { name: "Answers", number: true }, { said: "Part of all", number: true }],
       [...page.responses].sort((a, b) => b.count - a.count).map((r) => [r.tier, r.reason || "–", count(r.count), percent(r.count / all)])));
   }
   const reasons = [...Object.entries(page.kernel?.pauses ?? {}).map(([why, n]) => ["paused", why, n]), ...Object.entries(page.kernel?.refusals ?? {}).map(([why, n]) => ["not taken", why, n])]
