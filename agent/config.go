@@ -158,7 +158,8 @@ type IndexConfig struct {
 
 // DiscoveryConfig says where engines are found beside Config.Replicas.
 type DiscoveryConfig struct {
-	DNS []DNSConfig `yaml:"dns"`
+	DNS        []DNSConfig        `yaml:"dns"`
+	Kubernetes []KubernetesConfig `yaml:"kubernetes"`
 	// Local finds engines that listen on this node.
 	Local bool `yaml:"local"`
 }
@@ -462,6 +463,13 @@ func (c *Config) Check() error {
 	for i, d := range c.Discovery.DNS {
 		p.keyFile(fmt.Sprintf("discovery.dns[%d].api_key_file", i), d.APIKeyFile)
 	}
+	for i, k := range c.Discovery.Kubernetes {
+		path := fmt.Sprintf("discovery.kubernetes[%d]", i)
+		p.keyFile(path+".api_key_file", k.APIKeyFile)
+		if _, err := readFile(k.Kubeconfig); k.Kubeconfig != "" && err != nil {
+			p.add(path+".kubeconfig", "cannot be read: %v", err)
+		}
+	}
 	for i, m := range c.Models {
 		p.modelFiles(fmt.Sprintf("models[%d]", i), m)
 	}
@@ -469,7 +477,7 @@ func (c *Config) Check() error {
 }
 
 // namedFiles are the files of which what they hold is a part of the
-// configuration: engines' keys and templates.
+// configuration: engines' keys, templates and kubeconfigs.
 func (c *Config) namedFiles() []string {
 	var files []string
 	for _, m := range c.Models {
@@ -480,6 +488,9 @@ func (c *Config) namedFiles() []string {
 	}
 	for _, d := range c.Discovery.DNS {
 		files = append(files, d.APIKeyFile)
+	}
+	for _, k := range c.Discovery.Kubernetes {
+		files = append(files, k.APIKeyFile, k.Kubeconfig)
 	}
 	return slices.DeleteFunc(files, func(f string) bool { return f == "" })
 }
@@ -694,8 +705,8 @@ func (c *Config) validateModels(p *problems) {
 }
 
 func (c *Config) validateReplicas(p *problems) {
-	if len(c.Replicas) == 0 && len(c.Discovery.DNS) == 0 && !c.Discovery.Local {
-		p.add("replicas", "are missing; name an engine here or with --replica http://host:port, let discovery.dns or discovery.local (--discover-local) find some, or try --sim 3")
+	if len(c.Replicas) == 0 && len(c.Discovery.DNS) == 0 && len(c.Discovery.Kubernetes) == 0 && !c.Discovery.Local {
+		p.add("replicas", "are missing; name an engine here or with --replica http://host:port, let discovery.dns, discovery.kubernetes or discovery.local (--discover-local) find some, or try --sim 3")
 	}
 	ids := map[string]string{}        // id -> path
 	urls := map[string]string{}       // url -> path
@@ -785,14 +796,19 @@ func (c *Config) validateDiscovery(p *problems) {
 		}
 		seen[key] = path
 		p.engine(path, engineKeys{d.Engine, d.Models, d.APIKey, d.APIKeyFile, d.MaxConcurrency, d.MaxPending})
-		d.KVEvents.validate(p, path+".kv_events", d.Engine)
-		for _, e := range d.KVEvents.endpoints() {
-			if here, err := parseEndpoint(e.value, "a", 0); err == nil {
-				if there, err := parseEndpoint(e.value, "b", 0); err == nil && here == there {
-					p.add(path+".kv_events."+e.key, "%q would be the same for all that is found; want tcp://*:port, the port at each", e.value)
-				}
-			}
+		d.KVEvents.validateFound(p, path+".kv_events", d.Engine)
+	}
+	known := map[string]string{} // what is looked at -> path
+	for i := range c.Discovery.Kubernetes {
+		k := &c.Discovery.Kubernetes[i]
+		path := fmt.Sprintf("discovery.kubernetes[%d]", i)
+		k.validate(p, path)
+		k.KVEvents.validateFound(p, path+".kv_events", k.Engine)
+		what := fmt.Sprintf("%q %q %v %q", k.Name(), k.Port, k.NodeLocal, k.Kubeconfig)
+		if first, ok := known[what]; ok {
+			p.add(path, "%s is looked at already by %s", k.Name(), first)
 		}
+		known[what] = path
 	}
 }
 

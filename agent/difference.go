@@ -74,6 +74,8 @@ func entryName(v reflect.Value) string {
 		return e.label()
 	case DNSConfig: // one name may be looked up in more than one way
 		return fmt.Sprintf("%s %s %d", e.Name, e.Type, e.Port)
+	case KubernetesConfig:
+		return e.Name() + " " + string(e.Port)
 	}
 	return v.FieldByName("Name").String()
 }

@@ -24,6 +24,8 @@ type finding struct {
 	source string
 	// also are further host:ports at which the same engine is reached.
 	also []string
+	// hints are what it says of itself, above what its source is configured with.
+	hints map[string]string
 }
 
 // discovery merges the configured replicas with what its sources find, and
@@ -54,7 +56,7 @@ type discovery struct {
 // source is one way to find engines, and what it has found.
 type source struct {
 	name   string
-	config any // DNSConfig or localConfig, by which it is known again
+	config any // DNSConfig, kubernetesConfig or localConfig, by which it is known again
 	stop   context.CancelFunc
 	ended  chan struct{} // closed when its goroutine has
 	first  chan struct{} // closed after its first report
@@ -65,6 +67,12 @@ type source struct {
 	found     []finding
 	failure   string // of the last report
 	succeeded time.Time
+}
+
+// kubernetesConfig is a part of the cluster, and what the kubeconfig holds.
+type kubernetesConfig struct {
+	KubernetesConfig
+	kubeconfig contents
 }
 
 // localConfig are the ports that are the agent's own.
@@ -94,6 +102,11 @@ func (d *discovery) configure(cfg *Config) error {
 		name := "dns:" + strings.TrimSuffix(c.Name, ".")
 		d.keepLocked(before, name, c, func(ctx context.Context, report func([]finding, error)) {
 			d.resolver.watch(ctx, c, report)
+		})
+	}
+	for _, c := range cfg.Discovery.Kubernetes {
+		d.keepLocked(before, "kubernetes:"+c.Name(), kubernetesConfig{c, contentsOf(c.Kubeconfig)}, func(ctx context.Context, report func([]finding, error)) {
+			(&kubernetes{KubernetesConfig: c}).watch(ctx, report)
 		})
 	}
 	if cfg.Discovery.Local {
@@ -133,10 +146,22 @@ func (d *discovery) keepLocked(before []*source, name string, config any, watch 
 	}
 	s := &source{name: unique, config: config, ended: make(chan struct{}), first: make(chan struct{})}
 	for _, old := range before {
-		was, ok := old.config.(DNSConfig)
-		is, stays := config.(DNSConfig)
-		if ok && stays && old.name == unique {
-			s.found = is.findings(was.addrs(old.found, is.Port))
+		if old.name != unique {
+			continue
+		}
+		switch is := config.(type) {
+		case DNSConfig:
+			if was, ok := old.config.(DNSConfig); ok {
+				s.found = is.findings(was.addrs(old.found, is.Port))
+			}
+		case kubernetesConfig:
+			// Of other ports, or of other nodes, are other engines.
+			if was, ok := old.config.(kubernetesConfig); ok && is.sameEngines(&was.KubernetesConfig) {
+				s.found = slices.Clone(old.found)
+				for i := range s.found {
+					is.set(&s.found[i])
+				}
+			}
 		}
 	}
 	ctx, cancel := context.WithCancel(d.ctx)

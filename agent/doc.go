@@ -10,7 +10,7 @@
 //
 //	fleet.go          the engines: members, their slots, and the snapshot that proxy goes by
 //	member.go         one replica; health.go when it takes requests
-//	discovery.go      where replicas come from: dns.go, local.go
+//	discovery.go      where replicas come from: dns.go, kubernetes.go, local.go
 //
 //	scrape.go         pages of an engine, once a second: what it is (reading.go, exposition.go)
 //	load.go           and ten times a second: what it has to do

@@ -318,6 +318,15 @@ func (p *problems) fill(path string, v reflect.Value, in any) {
 	case Bytes:
 		p.fillBytes(path, v, in)
 		return
+	case PodPort:
+		if n, ok := integer(in); ok {
+			v.SetString(strconv.FormatInt(n, 10))
+			return
+		}
+		if _, ok := in.(string); !ok {
+			p.add(path, "is %s; want the number of a port, or its name", kind(path, in))
+			return
+		}
 	case Weights:
 		p.fillWeights(path, v, in)
 		return

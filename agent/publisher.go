@@ -68,6 +68,19 @@ func (c *KVEventsConfig) validate(p *problems, path, engine string) {
 	}
 }
 
+// validateFound is validate for what a source of discovery finds: one
+// configuration of many engines.
+func (c *KVEventsConfig) validateFound(p *problems, path, engine string) {
+	c.validate(p, path, engine)
+	for _, e := range c.endpoints() {
+		if here, err := parseEndpoint(e.value, "a", 0); err == nil {
+			if there, err := parseEndpoint(e.value, "b", 0); err == nil && here == there {
+				p.add(path+"."+e.key, "%q would be the same for all that is found; want tcp://*:port, the port at each", e.value)
+			}
+		}
+	}
+}
+
 // validateRanks checks that each rank of a replica at host has endpoints of its
 // own. taken has those of other replicas, with the keys that name them.
 func (c *KVEventsConfig) validateRanks(p *problems, path, host string, ranks int, taken map[string]string) {

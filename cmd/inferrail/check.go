@@ -89,6 +89,9 @@ func sources(c *agent.Config) (list []string) {
 	for _, d := range c.Discovery.DNS {
 		list = append(list, "dns "+d.Name)
 	}
+	for _, k := range c.Discovery.Kubernetes {
+		list = append(list, "kubernetes "+k.Name())
+	}
 	if c.Discovery.Local {
 		list = append(list, "local")
 	}

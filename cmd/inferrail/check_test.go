@@ -59,7 +59,7 @@ FILE: replicas[0].url: "ftp://h": engines are reached over http only; want http:
 FILE: server.tls: cannot read the certificate: open /nowhere/a: no such file or directory
 FILE: replicas[0].api_key_file: cannot be read: open /nowhere/key: no such file or directory
 `)
-	f("", 1, "FILE: replicas: are missing; name an engine here or with --replica http://host:port, let discovery.dns or discovery.local (--discover-local) find some, or try --sim 3\n")
+	f("", 1, "FILE: replicas: are missing; name an engine here or with --replica http://host:port, let discovery.dns, discovery.kubernetes or discovery.local (--discover-local) find some, or try --sim 3\n")
 	f("replicas: [\n", 1, "FILE: not YAML: [1:11] sequence end token ']' not found\n>  1 | replicas: [\n                 ^\n")
 }
 

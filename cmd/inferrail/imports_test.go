@@ -36,6 +36,8 @@ var testsMayImport = map[string][]string{
 	"proxy": {"simulator"},
 	"bpf":   {"simulator", "proxy"},
 	"cmd":   {"bpf", "policy"},
+	// What is deployed goes together with the agent.
+	"deploy": {"agent"},
 }
 
 // onlyIn states which folders may import packages of others, by the beginning
@@ -48,6 +50,7 @@ var onlyIn = []struct {
 	{path: "github.com/cilium/ebpf", folders: []string{"bpf"}},
 	{path: "github.com/alecthomas/kong", folders: []string{"cmd"}},
 	{path: "github.com/miekg/dns", folders: []string{"agent"}},
+	{path: "k8s.io", folders: []string{"agent"}, tests: []string{"deploy"}},
 	{path: "github.com/zeebo/xxh3", folders: []string{"index", "proxy"}},
 	{path: "github.com/vishvananda/netlink", folders: []string{"agent", "bench"}, tests: []string{"bpf", "cmd"}},
 	{path: "github.com/klauspost/compress", folders: []string{"agent"}},
@@ -55,7 +58,7 @@ var onlyIn = []struct {
 	{path: "github.com/go-zeromq/zmq4", folders: []string{"agent", "simulator"}, tests: []string{"cmd"}},
 	{path: "github.com/daulet/tokenizers", folders: []string{"proxy"}},
 	{path: "github.com/cockroachdb/datadriven", tests: []string{"agent", "proxy", "policy", "index", "simulator", "bench", "bpf", "cmd"}},
-	{path: "testing", tests: []string{"agent", "proxy", "policy", "index", "simulator", "bench", "bpf", "cmd"}},
+	{path: "testing", tests: []string{"agent", "proxy", "policy", "index", "simulator", "bench", "bpf", "cmd", "deploy"}},
 }
 
 // topLevel are the entries that the repository may have, names that begin with
