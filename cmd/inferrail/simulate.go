@@ -25,7 +25,7 @@ type simulateCommand struct {
 	Trace    string   `name:"trace" placeholder:"FILE" help:"Requests to serve: a trace of Mooncake or Azure, a ShareGPT file, or the agent's decision log; may be packed with gzip."`
 	Workload string   `name:"workload" placeholder:"NAME" help:"Requests to make and serve instead: w1 to w6, or a name (${workloads})."`
 	Replicas int      `name:"replicas" default:"8" help:"Engines, unless --profile counts them."`
-	Policy   []string `name:"policy" placeholder:"NAME" help:"Policy to compare, repeatable, maybe with weights (cost_model:own_work=2). Default: all of ${policies}."`
+	Policy   []string `name:"policy" aliases:"policies" placeholder:"NAME" help:"Policy to compare, repeatable, maybe with weights (cost_model:own_work=2). Default: all of ${policies}."`
 	Engine   string   `name:"engine" enum:"vllm,sglang,tgi,llamacpp,ollama" default:"vllm" help:"Whose cache and batching engines have: vllm, sglang, tgi, llamacpp or ollama."`
 	Profile  []string `name:"profile" placeholder:"NAME[=N]" help:"GPU and model of the engines (${profiles}); repeatable with how many there are of each (h100-llama-8b=4). Default: h100-llama-8b."`
 
