@@ -74,12 +74,13 @@ func (o ReadOptions) readDecisions(r *bufio.Reader) (*Workload, error) {
 	return all.workload(o.Model)
 }
 
-// read adds those of a file.
+// read adds those of a file. The last line may be torn: an agent is writing it, or was
+// killed.
 func (all *decisions) read(r *bufio.Reader, model string) error {
 	if all.models == nil {
 		all.models = map[string]int{}
 	}
-	return lines(r, func(line []byte) error {
+	err := lines(r, func(line []byte) error {
 		var d decisionLine
 		if err := json.Unmarshal(line, &d); err != nil {
 			return err
@@ -101,6 +102,11 @@ func (all *decisions) read(r *bufio.Reader, model string) error {
 		}
 		return nil
 	})
+	torn, syntax := unfinished{}, (*json.SyntaxError)(nil)
+	if errors.As(err, &torn) && errors.As(err, &syntax) {
+		return nil
+	}
+	return err
 }
 
 // workload is what they were made for, for one model.

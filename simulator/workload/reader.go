@@ -246,7 +246,11 @@ func lines(r *bufio.Reader, f func(line []byte) error) error {
 		}
 		if line = bytes.TrimSpace(line); len(line) > 0 {
 			if err := f(line); err != nil {
-				return fmt.Errorf("line %d: %w", n, err)
+				err = fmt.Errorf("line %d: %w", n, err)
+				if end {
+					err = unfinished{err}
+				}
+				return err
 			}
 		}
 		if end {
@@ -254,6 +258,12 @@ func lines(r *bufio.Reader, f func(line []byte) error) error {
 		}
 	}
 }
+
+// unfinished is what is wrong with a last line that has no end: it may be that it is
+// being written.
+type unfinished struct{ error }
+
+func (u unfinished) Unwrap() error { return u.error }
 
 // longestLine is how many bytes a line may have.
 const longestLine = 64 << 20

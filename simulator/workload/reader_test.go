@@ -344,9 +344,11 @@ func TestReadRotatedDecisions(t *testing.T) {
 	fails("none that the pattern matches", filepath.Join(directory, "nothing*"))
 	fails("no such file", last, filepath.Join(directory, "nothing"))
 	fails("other: it is no decision log", last, write("other", []byte(`{"hash_ids":[1],"timestamp":0}`)))
-	fails("broken: line 2", last, write("broken", append(bytes.Clone(parts[0].Bytes()[:bytes.IndexByte(parts[0].Bytes(), '\n')+1]), "{}x"...)))
+	fails("broken: line 2", last, write("broken", append(bytes.Clone(parts[0].Bytes()[:bytes.IndexByte(parts[0].Bytes(), '\n')+1]), "{}x\n"...)))
 	fails("there is no request", write("empty1", nil), write("empty2", []byte("\n")))
 	fails("no file")
+	// What is being written, or what a killed agent has left, may end within a line.
+	f(oldest, old, write("torn", append(bytes.Clone(parts[2].Bytes()), `{"model":"m","prompt_tokens":11`...)))
 	// A name with the signs of a pattern is a name first.
 	f(write("log[1].jsonl", whole.Bytes()))
 }
