@@ -359,9 +359,8 @@ func (a *agent) report(i int, e *simulator.Engine, now time.Time) {
 	s.standing.SetLoad(told)
 }
 
-// expire lets the index give up what engines should have told, and shares speeds.
+// expire lets the index give up what engines should have told.
 func (a *agent) expire(now time.Time) {
-	policy.ShareSpeeds(a.peers, now)
 	for _, i := range a.index.Expire(now) {
 		a.believe(i, index.Silent)
 	}
