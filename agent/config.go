@@ -71,10 +71,11 @@ type ModelConfig struct {
 	Weights Weights `yaml:"weights"`
 	// Shadows are beside those of RoutingConfig.
 	Shadows []ShadowConfig `yaml:"shadows"`
-	// Admission and Queue are in place of those of RoutingConfig, as far as they say
-	// something.
+	// Admission, Queue and Hold are in place of those of RoutingConfig, as far as they
+	// say something.
 	Admission AdmissionConfig `yaml:"admission"`
 	Queue     QueueConfig     `yaml:"queue"`
+	Hold      Hold            `yaml:"hold"`
 	// SessionHeader is as in RoutingConfig, in place of that; empty leaves it.
 	SessionHeader string `yaml:"session_header"`
 	// Tokenizer is a model's directory, a name org/name[@revision] in the
@@ -211,6 +212,8 @@ type RoutingConfig struct {
 	// refused.
 	Admission AdmissionConfig `yaml:"admission"`
 	Queue     QueueConfig     `yaml:"queue"`
+	// Hold says when requests are held back in the agent.
+	Hold Hold `yaml:"hold"`
 }
 
 // HealthConfig says when a replica takes requests.
@@ -314,6 +317,7 @@ func DefaultConfig() Config {
 			DefaultPolicy: policy.Default, SessionHeader: "x-session-id",
 			Admission: AdmissionConfig{Mode: policy.AdmissionModes()[0], Percentile: 90, Window: 30 * time.Second},
 			Queue:     QueueConfig{Timeout: 10 * time.Second},
+			Hold:      Hold(50 * time.Millisecond),
 		},
 		Health: HealthConfig{
 			Interval:           time.Second,
@@ -405,6 +409,7 @@ func (c *Config) Validate() error {
 	c.validateReplicas(&p)
 	c.validateDiscovery(&p)
 	c.validateRouting(&p)
+	c.validateHold(&p)
 	c.validateAdmission(&p)
 
 	p.oneOf("datapath.mode", c.Datapath.Mode, "auto", "packet", "copy")

@@ -12,6 +12,30 @@ package policy
 // The order is by the time at which a request came and ageing times its prefill: the
 // shortest first, but one that takes so many seconds lets nobody pass who comes more
 // than ageing times as many later. So nobody waits for ever.
+//
+// What it gives was measured in virtual time, against sending at once, with a Lead of 50
+// ms. Of the reference fleet of 8 the recorded conversations have a mean time to first
+// token of 1.16 times the bound instead of 1.17, and 1.20 instead of 1.24 at 1.8 times
+// their speed; the synthetic trace 1.14 as without, and 1.20 instead of 1.22. Before
+// engines in steps that are soon full of long prompts it is less: 835 instead of 989 ms of
+// the conversations before 4 H100, 743 instead of 798 of the synthetic trace, 1,801
+// instead of 2,260 of Azure's code. The 99th percentile is 9 % less to 1 % more. Of W1 to
+// W6, a mixed fleet and DIO's experiments hardly anything is held, and means are the same
+// within 1 %, but for one seed of twelve of W5 with 3 % more, and 31 % more at the 99th
+// percentile, where seeds are apart by 100 %. With four agents, each of which holds its
+// own, the mean is the same.
+//
+// So the target of 1.15 at 1.8 times is not met by order either. Leads of 20, 50, 100 and
+// 200 ms are within 2 % of each other there, and so are ageings of 2, 5 and 10. To hold
+// for a replica that is busy while another one is free, until its turn has come, gives 1.18
+// instead of 1.20, and reuses 77 instead of 80 % of what can be; to look among those that
+// are held for one that chooses the free replica, and to send the first only when there is
+// none, is no better. The same at 1.6 to 2 times the speed: 1.19 to 1.22, without 1.21 to
+// 1.26.
+//
+// Without stepTokens engines in steps get too little to fill them: W5 had a mean of 315
+// instead of 179 ms, and with other seeds up to three times as much. 1,024 are as good for
+// the mean, and have up to 7 % more at the 99th percentile of the synthetic trace before H100.
 type Holding struct {
 	// Lead is how many seconds of work a replica has before it at most when it is free
 	// for more: so much it needs not to idle before what is sent has come. It is free,
@@ -31,6 +55,16 @@ const (
 
 // Holds reports that requests are held back at all.
 func (h Holding) Holds() bool { return h.Lead > 0 }
+
+// With is the rule where p chooses: the same with cost_model, which sends the next one
+// to a replica that is free, or where it is better to wait. Others do not go by how long
+// that takes, and are for comparison: they hold nobody back.
+func (h Holding) With(p Policy) Holding {
+	if _, ok := p.(*CostModel); !ok {
+		return Holding{}
+	}
+	return h
+}
 
 // Free reports that the replica takes more.
 func (h Holding) Free(c *Candidate) bool { return c.Wait < h.Lead || c.Ahead.Tokens < stepTokens }

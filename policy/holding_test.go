@@ -115,6 +115,9 @@ func TestHoldingNumbers(t *testing.T) {
 	if h.Holds() || !(Holding{Lead: 0.1}).Holds() {
 		t.Error("who holds")
 	}
+	if h := (Holding{Lead: 0.1}); h.With(NewCostModel()) != h || h.With(LeastRequest{}).Holds() {
+		t.Error("with which policies")
+	}
 	f := func(wait, tokens float64, free bool, next float64) {
 		t.Helper()
 		h, c := Holding{Lead: 0.1}, &Candidate{Wait: wait, Ahead: Work{Tokens: tokens}}

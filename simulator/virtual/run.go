@@ -109,8 +109,9 @@ type visit struct {
 	claim   index.Claim
 	ticket  policy.Ticket[*visit]
 
-	// prompts are its chains while it is held, by size of blocks, and prefill how many
-	// seconds it takes where it takes least.
+	// While it is held it has a place among those that are, prompts are its chains by
+	// size of blocks, and prefill is how many seconds it takes where it takes least.
+	heldAs  policy.Ticket[*visit]
 	prompts []index.Prompt
 	prefill float64
 
@@ -195,8 +196,11 @@ func newRun(f *Fleet, w *workload.Workload, p policy.Policy, o Options) (*run, e
 	return r, nil
 }
 
+// start is when a run begins as the agent's code has it.
+var start = time.Unix(1_700_000_000, 0)
+
 // clock is now as the agent's code has it.
-func (r *run) clock() time.Time { return time.Unix(1_700_000_000, 0).Add(r.now) }
+func (r *run) clock() time.Time { return start.Add(r.now) }
 
 // after lets n happen in a while.
 func (r *run) after(d time.Duration, n note) {
@@ -307,7 +311,7 @@ func (r *run) happen(n *note) {
 			n.agent.tick()
 		}
 	case noteHeld:
-		if n.visit.ticket.Queued() {
+		if n.visit.heldAs.Queued() {
 			n.visit.agent.let(n.visit)
 		}
 	case noteRelease:
