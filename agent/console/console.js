@@ -29,7 +29,7 @@ const charts = new ChartGroup();
 for (const chart of [
   { title: "Time to first token", format: milliseconds, least: 10, lines: [{ name: "p50", look: "main", of: (p) => p.p50 }, { name: "p99", look: "second", of: (p) => p.p99 }] },
   { title: "Requests a second", format: rate, lines: [{ name: "ended", look: "main", of: (p) => p.requests }, { name: "failed", look: "second", of: (p) => p.failed }] },
-  { title: "Hit rate", format: percent, least: 1, most: 1, lines: [{ name: "of prompt tokens", look: "main", of: (p) => p.hit }] },
+  { title: "Hit rate", format: percent, least: 1, most: 1, lines: [{ name: "found", look: "main", of: (p) => p.hit }, { name: "expected", look: "second", of: (p) => p.expected }] },
   { title: "Tokens a second", format: rate, least: 10, lines: [{ name: "generated", look: "main", of: (p) => p.output }, { name: "prompts", look: "second", of: (p) => p.prompt }] },
 ]) new Chart(charts, byID("charts"), chart);
 

@@ -104,6 +104,11 @@ test("the fleet is shown as it is", async () => {
   await until("the index's state is not shown", async () => (await column("fleet-grid", "Cache")).includes("approximate"));
   await until("the speed is not shown", async () => (await column("fleet-grid", "Prefill/s")).some((v) => /\d/.test(v)));
   assert.ok((await column("fleet-grid", "Engine")).every((v) => v === "vllm"));
+  const now = page.locator("#figures > div", { hasText: "Hit rate" });
+  await until("the hit rate is not shown", async () => /\d %/.test(await now.textContent()));
+  const { columns, history } = await json("/debug/overview?replicas=0");
+  const expected = history.map((h) => h[columns.indexOf("expected_hit_rate")]).filter((v) => v !== null);
+  assert.ok(expected.length > 0 && expected.every((v) => v >= 0 && v <= 1), `expected hit rates are ${expected}`);
   await page.locator("#shadows td", { hasText: "round_robin" }).first().waitFor();
   await page.locator("#admission", { hasText: "empirical" }).waitFor();
   await page.locator("#datapath", { hasText: "copy" }).waitFor();
