@@ -17,10 +17,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/goccy/go-yaml"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -33,7 +35,8 @@ type realServer struct {
 	port   string
 	server *exec.Cmd
 	client *http.Client
-	file   string // kubeconfig of the agent's service account, which has no rights
+	file   string // kubeconfig of a service account that has no rights
+	chart  string // of the one that the manifests of deploy give some
 }
 
 // startRealServer wants the folder with both programs in INFERRAIL_KUBE_APISERVER.
@@ -61,9 +64,13 @@ func startRealServer(t *testing.T) *realServer {
 		t.Fatal(err)
 	}
 	write("key.pem", pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}))
-	write("tokens.csv", []byte("admin,admin,1,system:masters\nagent,system:serviceaccount:serving:inferrail,2,\"system:authenticated,system:serviceaccounts\"\n"))
-	s.file = write("kubeconfig", fmt.Appendf(nil, "apiVersion: v1\nkind: Config\nclusters: [{name: c, cluster: {server: %q, insecure-skip-tls-verify: true}}]\n"+
-		"users: [{name: u, user: {token: agent}}]\ncontexts: [{name: x, context: {cluster: c, user: u, namespace: serving}}]\ncurrent-context: x\n", "https://127.0.0.1:"+s.port))
+	write("tokens.csv", []byte("admin,admin,1,system:masters\nagent,system:serviceaccount:serving:inferrail,2,\"system:authenticated,system:serviceaccounts\"\n"+
+		"chart,system:serviceaccount:inferrail:inferrail,3,\"system:authenticated,system:serviceaccounts\"\n"))
+	config := func(token string) string {
+		return write(token+".kubeconfig", fmt.Appendf(nil, "apiVersion: v1\nkind: Config\nclusters: [{name: c, cluster: {server: %q, insecure-skip-tls-verify: true}}]\n"+
+			"users: [{name: u, user: {token: %s}}]\ncontexts: [{name: x, context: {cluster: c, user: u, namespace: serving}}]\ncurrent-context: x\n", "https://127.0.0.1:"+s.port, token))
+	}
+	s.file, s.chart = config("agent"), config("chart")
 	s.etcd = "http://127.0.0.1:" + unusedPort(t)
 	peer := "http://127.0.0.1:" + unusedPort(t)
 	s.run(filepath.Join(programs, "etcd"), "--data-dir", filepath.Join(s.dir, "etcd"), "--listen-client-urls", s.etcd, "--advertise-client-urls", s.etcd,
@@ -222,9 +229,43 @@ func TestKubernetesRealServer(t *testing.T) {
 	s.do("DELETE", "/api/v1/namespaces/serving/pods/p", `{"gracePeriodSeconds": 0}`)
 	pods.expect(t, "", "")
 
+	s.manifests()
+
 	// Its rights are taken away, and the watch ends by itself some time; a new
 	// source is told at once.
 	s.do("DELETE", "/apis/rbac.authorization.k8s.io/v1/namespaces/serving/rolebindings/inferrail", "")
 	late := follow(t, KubernetesConfig{Pods: "app=vllm", Namespace: "*", Kubeconfig: s.file})
 	late.expect(t, "nothing yet", "the agent may not read pods of all namespaces")
+}
+
+// The manifests are taken without a warning, and the role in them is what an
+// agent needs that finds engines as they say.
+func (s *realServer) manifests() {
+	s.t.Helper()
+	for _, file := range []string{"00-namespace.yaml", "10-inferrail.yaml"} {
+		text, err := os.ReadFile(filepath.Join("..", "deploy", "kubernetes", file))
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		for part := range bytes.SplitSeq(text, []byte("\n---\n")) {
+			data, err := yaml.YAMLToJSON(part)
+			if err != nil {
+				s.t.Fatal(err)
+			}
+			var meta metav1.PartialObjectMetadata
+			if err := json.Unmarshal(data, &meta); err != nil {
+				s.t.Fatal(err)
+			}
+			path := "/apis/" + meta.APIVersion
+			if !strings.Contains(meta.APIVersion, "/") {
+				path = "/api/" + meta.APIVersion
+			}
+			if meta.Namespace != "" {
+				path += "/namespaces/" + meta.Namespace
+			}
+			s.do("POST", path+"/"+strings.ToLower(meta.Kind)+"s?fieldValidation=Strict", string(data))
+		}
+	}
+	f := follow(s.t, KubernetesConfig{Pods: "inferrail.io/engine", Namespace: "inferrail", Kubeconfig: s.chart})
+	f.expect(s.t, "", "")
 }
