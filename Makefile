@@ -12,10 +12,11 @@ CLANG = 14
 # Further arguments of run, bench-* and test (make test ARGS='-run Fuzz ./proxy').
 ARGS ?=
 RUN_ARGS = $(or $(ARGS),--sim 3)
-TEST_ARGS = $(or $(ARGS),./...)
+# The package that takes longest begins first.
+TEST_ARGS = $(or $(ARGS),./cmd/inferrail ./...)
 
 .DEFAULT_GOAL = help
-.PHONY: help run build tokenizers test python-tokenizers test-library test-tokenizers test-vllm lint generate bench-datapath bench-gateway bench-prompt bench-index bench-policy replay report soak clean
+.PHONY: help run build tokenizers test python-tokenizers test-library test-tokenizers test-vllm lint generate bench-datapath bench-gateway bench-prompt bench-index bench-policy report soak clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-16s%s\n", $$1, $$2}' Makefile
@@ -57,17 +58,11 @@ tokenizers: ## build the Hugging Face tokenizers library, if it is not there; ne
 test: ## run every test that this machine can run; what is skipped is said at the end
 	@.ci/need ip nft gcc || echo "tests that need these are skipped"
 	@.ci/need python3 node npm || echo "tests with the OpenAI SDKs of these are skipped"
+	@command -v google-chrome >/dev/null || .ci/need chromium || echo "tests of the console in a browser are skipped"
 	@[ -n "$(ARGS)" ] || go test -count 1 -run '^TestPackages$$' ./proxy/prompt/tokenizer # fetches them for other packages
-	@if command -v gcc >/dev/null; then export CGO_ENABLED=1; race=-race; \
+	@if command -v gcc >/dev/null; then race=-race; \
 	else race=; echo "no C compiler: testing without the race detector"; fi; \
-	go run .ci/testlog.go $$race -timeout 20m $(TEST_ARGS)
-	@# The race detector allocates; so these are run without it. So are the index's and
-	@# the replays of policy, of which those with one goroutine have less to do under it,
-	@# the commands of the report, of which there are many, and what compares times.
-	@[ -n "$(ARGS)" ] || go test -run "Alloc|HostileMemory" ./...
-	@[ -n "$(ARGS)" ] || go test ./index
-	@[ -n "$(ARGS)" ] || go test -run "Replay|Capacity|Hold|DecisionIsShort" ./policy ./simulator/virtual
-	@[ -n "$(ARGS)" ] || go test -run 'TestReport$$|TestVirtualTimeAndHTTPAgree' ./cmd/inferrail
+	go run .ci/testlog.go $$race -timeout 20m -parallel $$((2 * $$(nproc))) $(TEST_ARGS)
 	@[ -n "$(ARGS)" ] || if { command -v cargo && command -v g++; } >/dev/null; then $(MAKE) -s test-library; \
 	else echo "no Rust or C++ compiler: the tokenizers are not compared with the tokenizers library"; fi
 
@@ -192,9 +187,6 @@ bench-prompt: tokenizers python-tokenizers ## measure how long a chat takes to i
 bench-index: ## measure looking up and changing the KV index, and the table in it beside maps with locks
 	INFERRAIL_BENCH_INDEX=$(CURDIR)/bench/results/index.json \
 		go test -count 1 -timeout 0 -run '^TestIndexTiming$$' -v ./index
-
-replay: ## replay traces through every policy in virtual time, and with other weights of the default one; ten minutes
-	go test -count 1 -timeout 0 -run '^TestReplay(Table|Weights|Unseen)$$' -v ./policy -replay
 
 bench-policy: ## measure how long each policy takes to choose among 8 to 1,000 replicas
 	INFERRAIL_BENCH_POLICY=$(CURDIR)/bench/results/policy.json \

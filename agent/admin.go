@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"compress/gzip"
 	"context"
 	"crypto/sha256"
 	"crypto/subtle"
@@ -17,6 +18,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/klauspost/compress/gzhttp"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -31,19 +33,28 @@ type admin struct {
 	prompts chan struct{}
 }
 
+// collectors are all that the page of metrics shows.
+func (a *Agent) collectors() []prometheus.Collector {
+	list := []prometheus.Collector{a.proxy, a.datapath, a.fleet, a.fleet.prompts, indexMetrics{a.fleet}, loadMetrics{a.fleet}, &a.reloads, a.decisions,
+		buildInfo, a.uptime(), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})}
+	if a.certificate != nil {
+		list = append(list, a.certificate)
+	}
+	return list
+}
+
 func newAdmin(a *Agent) *http.Server {
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(a.proxy, a.datapath, a.fleet, a.fleet.prompts, indexMetrics{a.fleet}, loadMetrics{a.fleet}, &a.reloads, a.decisions,
-		collectors.NewGoCollector(),
-		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	if a.certificate != nil {
-		registry.MustRegister(a.certificate)
-	}
+	registry.MustRegister(a.collectors()...)
 	ad := &admin{agent: a, prompts: make(chan struct{}, promptReports), page: promhttp.HandlerFor(registry, promhttp.HandlerOpts{
-		ErrorLog: slog.NewLogLogger(a.log.Handler(), slog.LevelError),
+		ErrorLog:           slog.NewLogLogger(a.log.Handler(), slog.LevelError),
+		EnableOpenMetrics:  true,
+		DisableCompression: true, // as of all pages
 	})}
 
 	mux := http.NewServeMux()
+	mux.HandleFunc("GET /{$}", ad.console)
+	mux.HandleFunc("GET /console/", ad.console)
 	mux.Handle("GET /metrics", ad.page)
 	mux.HandleFunc("GET /healthz", ad.healthz)
 	mux.HandleFunc("GET /readyz", ad.readyz)
@@ -52,13 +63,20 @@ func newAdmin(a *Agent) *http.Server {
 	mux.HandleFunc("GET /debug/datapath", ad.datapath)
 	mux.HandleFunc("/debug/prompt", ad.prompt)
 	mux.HandleFunc("/explain", ad.explain)
+	mux.HandleFunc("GET /debug/overview", ad.overview)
 	mux.HandleFunc("GET /debug/predictions", ad.predictions)
+	mux.HandleFunc("GET /debug/decisions", ad.decisions)
 	mux.HandleFunc("GET /debug/policy", ad.policies)
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	// A page about a thousand replicas is long and says much the same of each.
+	pack, err := gzhttp.NewWrapper(gzhttp.MinSize(2<<10), gzhttp.CompressionLevel(gzip.BestSpeed))
+	if err != nil {
+		panic("BUG: " + err.Error())
+	}
 	return &http.Server{
-		Handler:           ad.guard(mux),
+		Handler:           ad.guard(pack(mux)),
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    16 << 10,
@@ -124,7 +142,10 @@ func (b *busyConns) wait(ctx context.Context) {
 // guard lets through who may see the pages: who has the token or, where none is
 // configured, processes of this node, for which web pages in a browser do not
 // count. /healthz and /readyz are for everybody, but /readyz tells others one
-// word only.
+// word only. The files of the console need no token either: they are those of every
+// agent of this version and hold nothing of this one, and a browser that opens a page
+// has no way to send a token. The page asks its user for it, and sends it with
+// whatever it fetches.
 func (ad *admin) guard(pages http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
@@ -137,8 +158,9 @@ func (ad *admin) guard(pages http.Handler) http.Handler {
 			pages.ServeHTTP(w, r)
 			return
 		}
+		_, file := consoleFiles()[r.URL.Path]
 		switch why := ad.refuses(r); {
-		case why == "":
+		case why == "", file && why == noToken:
 			pages.ServeHTTP(w, r)
 		case why == noToken:
 			h.Set("WWW-Authenticate", `Bearer realm="inferrail admin"`)

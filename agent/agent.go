@@ -45,6 +45,9 @@ type Agent struct {
 	stop      context.CancelFunc
 	following sync.WaitGroup // the goroutines that look at files
 
+	started time.Time
+	history history
+
 	reloads reloads
 	keys    []*proxy.Key // what proxy was given last; guarded by reloads.mu
 }
@@ -103,9 +106,11 @@ func Start(ctx context.Context, cfg Config, log *slog.Logger) (_ *Agent, err err
 	a.proxy.SetIndex(a.fleet.index, a.fleet)
 	a.decisions = newDecisionLog(cfg.Decisions, log)
 	a.proxy.SetDecisions(a.decisions.records, a.decisions.asks())
-	a.datapath.name = a.fleet.replicaID
+	a.datapath.replicas = a.fleet.streams
+	a.fleet.whenReleased(a.datapath.forget)
+	a.started = time.Now()
 	a.admin = newAdmin(a)
-	a.reloads.last = time.Now()
+	a.reloads.last = a.started
 
 	switch {
 	case a.certificate == nil:
@@ -117,6 +122,7 @@ func Start(ctx context.Context, cfg Config, log *slog.Logger) (_ *Agent, err err
 		a.serve(a.tlsL, a.serveTLS)
 	}
 	a.serve(a.adminL, a.admin.Serve)
+	a.following.Go(a.keepHistory)
 	if a.certificate != nil {
 		a.following.Go(a.watchCertificate)
 	}

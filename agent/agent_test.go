@@ -127,7 +127,8 @@ func TestAdminPages(t *testing.T) {
 	f("/metrics", 200, `inferrail_replica_up{replica="r0"} 1`, "go_goroutines", "process_open_fds")
 	f("/debug/fleet", 200, `"id": "r0"`, `"policy": "cost_model"`, `"up": true`)
 	f("/debug/datapath", 200, `"tier": "copy"`, `"reason":`, `"wakeups":`, `"wakeups_per_1000_chunks":`)
-	f("/", 404)
+	f("/", 200, "<title>inferrail</title>")
+	f("/nowhere", 404)
 	var counts struct {
 		Chunks *uint64 `json:"chunks"`
 	}

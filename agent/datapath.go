@@ -66,8 +66,9 @@ type datapath struct {
 	old     sync.WaitGroup // removal of what killed agents left
 	cancel  context.CancelFunc
 
-	// name maps a slot to the replica's id, for metrics. Set by the agent.
-	name func(slot int) string
+	// replicas tells whose slots are whose, and what was copied of their streams, for
+	// metrics. Set by the agent.
+	replicas func() []streams
 }
 
 // openDatapath finds the best tier the machine and cfg.Mode allow.

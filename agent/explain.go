@@ -68,7 +68,6 @@ func (f *fleet) explainRefusal(err error) string {
 // requests, and why.
 func (f *fleet) completeExplanation(e *Explanation) {
 	f.mu.Lock()
-	model := f.snapshot.Models[e.Model]
 	for _, m := range f.members {
 		serves := slices.ContainsFunc(m.models, func(c card) bool { return c.ID == e.Model })
 		listed := slices.ContainsFunc(e.Replicas, func(r proxy.Considered) bool { return r.Replica == m.id })
@@ -84,6 +83,12 @@ func (f *fleet) completeExplanation(e *Explanation) {
 		e.Replicas = append(e.Replicas, proxy.Excluded(m.replica, why))
 	}
 	f.mu.Unlock()
+	f.explainApproximate(e)
+}
+
+// explainApproximate says in a sentence why a prompt's tokens are not known.
+func (f *fleet) explainApproximate(e *Explanation) {
+	model := f.current().Models[e.Model]
 	if model == nil || e.Exact {
 		return
 	}

@@ -54,6 +54,7 @@ type fleet struct {
 	running  bool       // every member of the start was checked once
 	closed   bool
 	slots    slots
+	released func(slot int) // may be nil
 	servers  []*server
 	snapshot *proxy.Fleet
 	shadowed map[string]bool // aliases already reported as hidden by a model
@@ -158,7 +159,7 @@ func (f *fleet) close() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.leaving = append(f.leaving, f.members...)
-	f.members = nil
+	f.members, f.released = nil, nil
 	for len(f.leaving) > 0 {
 		f.releaseLocked(f.leaving[0])
 	}
@@ -345,6 +346,9 @@ func (f *fleet) releaseLocked(m *member) {
 	if m.server.members--; m.server.members == 0 {
 		m.server.end()
 		f.servers = slices.DeleteFunc(f.servers, func(s *server) bool { return s == m.server })
+	}
+	if f.released != nil {
+		f.released(m.replica.Slot)
 	}
 	f.slots.release(m.replica.Slot)
 	f.leaving = slices.DeleteFunc(f.leaving, func(other *member) bool { return other == m })
@@ -679,18 +683,32 @@ func (m *member) reason() string {
 	return m.why
 }
 
-// replicaID names the replica that has a slot, for people.
-func (f *fleet) replicaID(slot int) string {
+// streams is what userspace has copied of streams, and whose it is. A replica that has
+// left may have its successor's id.
+type streams struct {
+	slot int
+	id   string
+	gaps proxy.Gaps
+}
+
+// streams tells of the replicas that requests may be at.
+func (f *fleet) streams() []streams {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for _, list := range [][]*member{f.members, f.leaving} {
-		for _, m := range list {
-			if m.replica.Slot == slot {
-				return m.id
-			}
+	list := make([]streams, 0, len(f.members)+len(f.leaving))
+	for _, from := range [][]*member{f.members, f.leaving} {
+		for _, m := range from {
+			list = append(list, streams{m.replica.Slot, m.id, m.replica.Gaps()})
 		}
 	}
-	return strconv.Itoa(slot)
+	return list
+}
+
+// whenReleased has tell called, which must not block, when a slot is given back.
+func (f *fleet) whenReleased(tell func(slot int)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.released = tell
 }
 
 // status is what /debug/fleet shows.

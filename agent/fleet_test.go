@@ -122,7 +122,7 @@ func eventually(t *testing.T, ok func() bool, otherwise func() string) {
 	}
 }
 
-func testLog(t *testing.T) *slog.Logger {
+func testLog(t testing.TB) *slog.Logger {
 	return slog.New(slog.NewTextHandler(t.Output(), nil))
 }
 

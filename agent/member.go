@@ -103,6 +103,7 @@ type member struct {
 	// last one has told nothing.
 	reports [loadOutcomes]uint64
 	loadWhy string
+	flow    flow
 
 	// What follows is guarded by server.busy: what the agent had there at the last
 	// report, and its engine's hit rate.

@@ -734,9 +734,7 @@ func TestPromptsUnderChange(t *testing.T) {
 
 // The response that agrees costs next to nothing.
 func TestCountedAlloc(t *testing.T) {
-	if raceDetector {
-		t.Skip("the race detector allocates")
-	}
+	withoutRace(t)
 	e := startFake(t, "vllm")
 	l := newLibrary(t, []string{"m"}, nil, e)
 	l.tells("m", "followed, gpu-0 agrees")

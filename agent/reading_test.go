@@ -255,9 +255,7 @@ func largePage(tb testing.TB) []byte {
 
 // TestPagesAllocate: what is passed over on a page costs no memory.
 func TestPagesAllocate(t *testing.T) {
-	if raceDetector {
-		t.Skip("the race detector allocates")
-	}
+	withoutRace(t)
 	page := largePage(t)
 	points := appendPoints(nil, page)
 	if n := testing.AllocsPerRun(10, func() { points = appendPoints(points[:0], page) }); n > 0 {

@@ -27,6 +27,7 @@ type evaluationReport struct {
 	Seconds  float64
 	Targets  []targetRow
 	Met, Of  int
+	Beyond   int      // of the targets that are not met: nobody could
 	Overview []string // lines of a table
 	Lost     []string
 	Groups   []reportGroup
@@ -153,11 +154,13 @@ func renderEvaluation(dir string) (report []byte, charts []Chart, err error) {
 				row.Where += " (" + l + ")"
 			}
 			if c := comparisons[name]; c != nil {
-				if measured, met, ok := targets[i].measure(c); ok {
-					row.Measured, row.Met = measured, "**no**"
-					if met {
-						row.Met = "yes"
+				if f, ok := targets[i].measure(c); ok {
+					row.Measured, row.Met = f.measured, f.verdict()
+					switch {
+					case f.met:
 						r.Met++
+					case f.beyond != "":
+						r.Beyond++
 					}
 				}
 			}

@@ -41,6 +41,41 @@ func (c *EngineCounters) add(m *splice) {
 	}
 }
 
+// Add adds what another has counted.
+func (c *EngineCounters) Add(o *EngineCounters) {
+	c.Packets += o.Packets
+	c.Bytes += o.Bytes
+	c.Chunks += o.Chunks
+	c.Splices += o.Splices
+	c.Ends += o.Ends
+	c.StreamNanos += o.StreamNanos
+	c.GapNanos += o.GapNanos
+	for i, n := range o.Gaps {
+		c.Gaps[i] += n
+	}
+	for why, n := range o.Refusals {
+		c.Refusals[why] += n
+	}
+	for why, n := range o.Pauses {
+		c.Pauses[why] += n
+	}
+}
+
+// Forget begins anew to count what is carried from an engine's slot: another engine
+// is going to have it.
+func (s *Splicer) Forget(slot int) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.carried[uint32(slot)] == nil {
+		return nil
+	}
+	s.carried[uint32(slot)] = &EngineCounters{Slot: slot}
+	if err := s.engines.Update(uint32(slot), make([]refusals, ebpf.MustPossibleCPU()), ebpf.UpdateExist); err != nil {
+		return fmt.Errorf("forget refusals of engine %d: %w", slot, err)
+	}
+	return nil
+}
+
 // Counters reads the counters of every engine entered so far, responses that
 // are still carried included.
 func (s *Splicer) Counters() ([]EngineCounters, error) {

@@ -127,9 +127,7 @@ func TestPrefilledAtOnce(t *testing.T) {
 
 // TestClaimsAllocateNothing beside the records, which an index that is full has.
 func TestClaimsAllocateNothing(t *testing.T) {
-	if raceDetector {
-		t.Skip("the race detector allocates")
-	}
+	withoutRace(t)
 	for _, c := range []SlotConfig{
 		{Model: "m", BlockSize: 16, Capacity: 2000},
 		{Model: "m", BlockSize: 16, Capacity: 2000, AfterPrefill: true},
@@ -201,7 +199,7 @@ func BenchmarkClaimNew(b *testing.B) {
 // TestClaimsInAnyOrder: whatever requests do, with whatever state and memory, the
 // shadow's counts are right, and nothing is left when all is over.
 func TestClaimsInAnyOrder(t *testing.T) {
-	for seed := range uint64(unlessRace(40, 8)) {
+	for seed := range uint64(lessUnderRace(t, 40, 8)) {
 		r := rand.New(rand.NewPCG(seed, 9))
 		config := Config{}
 		if seed%2 == 0 {

@@ -339,7 +339,7 @@ func (e *teller) check(t *testing.T, x *Index) {
 // copies, tiers, owners, groups and second names, a prompt finds what the engine
 // holds; also when the index was saved and restored in between.
 func TestEventsAgainstModel(t *testing.T) {
-	for seed := range uint64(unlessRace(40, 10)) {
+	for seed := range uint64(lessUnderRace(t, 40, 10)) {
 		r := rand.New(rand.NewPCG(seed, 21))
 		e := newTeller(r)
 		config := SlotConfig{Model: "m", BlockSize: 2, Capacity: 1000}
@@ -742,9 +742,7 @@ func (e *steady) step() []kvevent.Event {
 }
 
 func TestEventsAllocateNothing(t *testing.T) {
-	if raceDetector {
-		t.Skip("the race detector allocates")
-	}
+	withoutRace(t)
 	x := New(Config{})
 	// So many that the table, which is made anew from time to time, does so seldom.
 	e := newSteady(x, 0, 2048)

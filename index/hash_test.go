@@ -220,9 +220,7 @@ func TestTextIsNoTokens(t *testing.T) {
 }
 
 func TestHashAllocatesNothing(t *testing.T) {
-	if raceDetector {
-		t.Skip("the race detector allocates")
-	}
+	withoutRace(t)
 	ids, salt := numbers(8192), []byte("salt")
 	text := bytesOf(ids)
 	dst := make([]Hash, 0, 8192)

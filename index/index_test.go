@@ -11,16 +11,6 @@ import (
 	"github.com/inferrail/inferrail/index/kvevent"
 )
 
-// unlessRace is a size of a test that has one goroutine: less of it under the race
-// detector, which is slow and can find nothing there. make test runs this package
-// without it, too.
-func unlessRace(whole, race int) int {
-	if raceDetector {
-		return race
-	}
-	return whole
-}
-
 // tell makes a slot hold a chain on the GPU, as far as there is memory.
 func tell(x *Index, number int, chain []Hash) int {
 	s := x.lock(number)
@@ -206,12 +196,12 @@ func TestBound(t *testing.T) {
 // TestBoundEvents: so it is when events tell of nothing but prompts of one block,
 // for which every map has its largest share.
 func TestBoundEvents(t *testing.T) {
-	limit := int64(unlessRace(8<<20, 2<<20))
+	limit := int64(lessUnderRace(t, 8<<20, 2<<20))
 	x := New(Config{MaxBytes: limit})
 	x.Join(0, SlotConfig{Model: "m", BlockSize: 2, Capacity: 1 << 20})
 	x.SetState(0, Exact, "")
 	most := int64(0)
-	for i := range uint64(unlessRace(150_000, 40_000)) {
+	for i := range uint64(lessUnderRace(t, 150_000, 40_000)) {
 		x.Apply(0, []kvevent.Event{{
 			Kind: kvevent.Stored, Hashes: []uint64{i * spread}, Tokens: []uint32{uint32(i), 7},
 			BlockSize: 2, Group: -1, AdapterID: -1,
@@ -293,7 +283,7 @@ func TestChurn(t *testing.T) {
 		round()
 	}
 	first := round()
-	for i := range unlessRace(100, 30) {
+	for i := range lessUnderRace(t, 100, 30) {
 		if got := round(); got > first+2*chunkBytes {
 			t.Fatalf("round %d: %d bytes, %d after the first rounds", i, got, first)
 		}
@@ -509,9 +499,7 @@ func TestDoubt(t *testing.T) {
 }
 
 func TestLookAllocatesNothing(t *testing.T) {
-	if raceDetector {
-		t.Skip("the race detector allocates")
-	}
+	withoutRace(t)
 	x := New(Config{})
 	chain := conversation(0, 512)
 	for number := range 64 {

@@ -99,7 +99,7 @@ func TestSequencesAgainstEngine(t *testing.T) {
 			systems := [][]uint32{randomIDs(r, 3*block), randomIDs(r, block*(1+r.IntN(4))+r.IntN(block))}
 			root, now := Root("m", "", nil), time.Unix(1000, 0)
 			asked, hits, lost, waited, restarts := 0, 0, 0, 0, 0
-			for requests := unlessRace(3000, 400); asked < requests; {
+			for requests := lessUnderRace(t, 3000, 400); asked < requests; {
 				if len(runs) == 0 && r.IntN(4) == 0 {
 					y := New(Config{})
 					y.Join(0, config)

@@ -338,7 +338,7 @@ func TestShadowAgainstEngine(t *testing.T) {
 				if radix {
 					e = newRadixEngine(blocks, block)
 				}
-				compare(t, r, e, radix, blocks, block, unlessRace(3000, 400))
+				compare(t, r, e, radix, blocks, block, lessUnderRace(t, 3000, 400))
 			})
 		}
 	}
@@ -528,7 +528,7 @@ func (e *poolEngine) grow(id int, token uint32) {
 // twenty-five is.
 func TestShadowOfBusyEngine(t *testing.T) {
 	const block, blocks = 16, 1500
-	requests := unlessRace(600, 150)
+	requests := lessUnderRace(t, 600, 150)
 	r := rand.New(rand.NewPCG(1, 1))
 	e := newPoolEngine(blocks, block)
 	x := New(Config{})

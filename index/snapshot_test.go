@@ -259,9 +259,7 @@ func FuzzSnapshot(f *testing.F) {
 // what is in it, however many blocks that are, and in whatever order they lie in
 // it. The names of blocks do so by the place that they have in their table.
 func TestSnapshotOfManyBlocks(t *testing.T) {
-	if raceDetector {
-		t.Skip("it measures time, and touches nothing from two goroutines")
-	}
+	withoutRace(t)
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	const blocks = 200_000

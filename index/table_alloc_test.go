@@ -7,9 +7,7 @@ import (
 
 // TestTableAllocatesNothing: neither looking up does, nor changing what is there.
 func TestTableAllocatesNothing(t *testing.T) {
-	if raceDetector {
-		t.Skip("the race detector allocates")
-	}
+	withoutRace(t)
 	r := rand.New(rand.NewPCG(1, 1))
 	table := newTable()
 	var chain []Hash

@@ -214,7 +214,7 @@ func TestTableAgainstModel(t *testing.T) {
 				size -= 3000
 			}
 			got, want := make([]int32, size), make([]int32, size)
-			for step := range unlessRace(30000, 10000) {
+			for step := range lessUnderRace(t, 30000, 10000) {
 				if g, ok := c.next(); ok {
 					g.make(table)
 					if r.IntN(8) == 0 {
@@ -500,7 +500,7 @@ func TestTableFlat(t *testing.T) {
 	}
 	var held []entered
 	var most int64
-	steps := unlessRace(60000, 15000)
+	steps := lessUnderRace(t, 60000, 15000)
 	for step := range steps {
 		e := entered{Hash{r.Uint64(), r.Uint64()}, someLanes(r, 1+r.IntN(9), 300)}
 		for _, l := range e.lanes {

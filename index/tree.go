@@ -918,10 +918,9 @@ func (t *tree) giveUp() bool {
 	return true
 }
 
-// push puts a record at the end of a list, pushFront at its beginning, replace
-// where another is, and unlink takes it out.
-func (t *tree) push(l *list, r ref)      { t.enlist(l, r, l.last) }
-func (t *tree) pushFront(l *list, r ref) { t.enlist(l, r, 0) }
+// push puts a record at the end of a list, enlist behind another or at the beginning,
+// replace where another is, and unlink takes it out.
+func (t *tree) push(l *list, r ref) { t.enlist(l, r, l.last) }
 
 func (t *tree) enlist(l *list, r, before ref) {
 	rec := t.at(r)

@@ -185,7 +185,7 @@ func checkTree(t *testing.T, tr *tree, w *wood, p plainTree, spares map[ref]int)
 // TestTreeAgainstModel: after any sequence of changes a tree holds what counts
 // kept in a map say.
 func TestTreeAgainstModel(t *testing.T) {
-	for seed := range uint64(unlessRace(25, 8)) {
+	for seed := range uint64(lessUnderRace(t, 25, 8)) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			r := rand.New(rand.NewPCG(seed, 1))
 			w := newWood(r, 10+r.IntN(120))
@@ -323,8 +323,12 @@ func TestTreeLists(t *testing.T) {
 				tr.push(&l, at)
 				want = append(want, at)
 			} else {
-				tr.pushFront(&l, at)
-				want = slices.Insert(want, 0, at)
+				k, before := r.IntN(len(want)+1), ref(0)
+				if k > 0 {
+					before = want[k-1]
+				}
+				tr.enlist(&l, at, before)
+				want = slices.Insert(want, k, at)
 			}
 		case len(want) > 0:
 			i := r.IntN(len(want))
@@ -356,7 +360,7 @@ func TestTreeLists(t *testing.T) {
 // in any order in time that grows as their number does. If it grew as its square,
 // this would take an hour.
 func TestTreeRemovesInAnyOrder(t *testing.T) {
-	n := unlessRace(200_000, 10_000)
+	n := lessUnderRace(t, 200_000, 10_000)
 	r := rand.New(rand.NewPCG(1, 1))
 	order := make([]int, n)
 	for i := range order {
@@ -464,9 +468,7 @@ func TestTreeGivesUp(t *testing.T) {
 }
 
 func TestTreeAllocatesNothing(t *testing.T) {
-	if raceDetector {
-		t.Skip("the race detector allocates")
-	}
+	withoutRace(t)
 	tr := newTree(t, 0)
 	chain := conversation(0, 512)
 	refs := make([]ref, len(chain))

@@ -22,6 +22,8 @@ type Quota struct {
 	Limit, Remaining int64
 	// Reset is how long it takes until all of it is there again.
 	Reset time.Duration
+	// Short: a request that was refused has asked for more than is left of it.
+	Short bool
 }
 
 // Quotas are the state of a Budget.
@@ -89,9 +91,10 @@ func (b *Budget) Reserve(now time.Time, c Charge) (q Quotas, retryAfter time.Dur
 	b.fillLocked(now)
 	wants := [...]int64{1, max(c.Input, 0), max(c.Output, 0)}
 	ok = true
+	var short [len(wants)]bool
 	for i, n := range wants {
 		if need := b.buckets[i].need(n); !b.buckets[i].has(need) {
-			ok = false
+			ok, short[i] = false, true
 			retryAfter = max(retryAfter, b.buckets[i].until(need))
 		}
 	}
@@ -100,7 +103,9 @@ func (b *Budget) Reserve(now time.Time, c Charge) (q Quotas, retryAfter time.Dur
 			b.buckets[i].add(-n)
 		}
 	}
-	return b.quotasLocked(), retryAfter, ok
+	q = b.quotasLocked()
+	q.Requests.Short, q.Input.Short, q.Output.Short = short[requests], short[input], short[output]
+	return q, retryAfter, ok
 }
 
 // Settle replaces what was reserved for a request by what it has used. It may

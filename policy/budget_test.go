@@ -164,25 +164,26 @@ func (m *budgetModel) quotas(now time.Time) (q Quotas) {
 	for i, to := range []*Quota{&q.Requests, &q.Input, &q.Output} {
 		if limits[i] > 0 {
 			floor := new(big.Int).Div(levels[i].Num(), levels[i].Denom()).Int64()
-			*to = Quota{limits[i], max(floor, 0), time.Duration(m.until(limits[i], levels[i], limits[i]))}
+			*to = Quota{Limit: limits[i], Remaining: max(floor, 0), Reset: time.Duration(m.until(limits[i], levels[i], limits[i]))}
 		}
 	}
 	return q
 }
 
-func (m *budgetModel) reserve(now time.Time, c Charge) (wait time.Duration, ok bool) {
+func (m *budgetModel) reserve(now time.Time, c Charge) (short [3]bool, wait time.Duration, ok bool) {
 	limits, levels := m.levels(now)
 	wants := [3]int64{1, c.Input, c.Output}
 	for i, n := range wants {
 		if limits[i] > 0 && n > 0 {
-			wait = max(wait, time.Duration(m.until(limits[i], levels[i], min(n, limits[i]))))
+			until := time.Duration(m.until(limits[i], levels[i], min(n, limits[i])))
+			short[i], wait = until > 0, max(wait, until)
 		}
 	}
 	if wait > 0 {
-		return wait, false
+		return short, wait, false
 	}
 	m.history = append(m.history, budgetEvent{at: now, add: [3]int64{-1, -c.Input, -c.Output}})
-	return 0, true
+	return short, 0, true
 }
 
 // A random history must leave the same in a Budget as in the model, to the
@@ -214,8 +215,11 @@ func TestBudgetAgainstModel(t *testing.T) {
 			switch op := r.IntN(10); {
 			case op < 5:
 				c := Charge{r.Int64N(200), r.Int64N(200)}
-				_, wait, ok := b.Reserve(now, c)
-				wantWait, want := m.reserve(seen, c)
+				q, wait, ok := b.Reserve(now, c)
+				short, wantWait, want := m.reserve(seen, c)
+				if got := [3]bool{q.Requests.Short, q.Input.Short, q.Output.Short}; got != short {
+					t.Fatalf("seed %d, step %d: Reserve(%+v) finds too little left of %v, want %v", seed, step, c, got, short)
+				}
 				if ok != want || wait != wantWait {
 					t.Fatalf("seed %d, step %d: Reserve(%+v) is %v, again in %v; want %v, %v", seed, step, c, ok, wait, want, wantWait)
 				}

@@ -477,64 +477,19 @@ func (k *Calibration) Estimate() Estimate {
 		Determined: k.determinedLocked(), Changes: k.changes}
 }
 
-// MedianSpeed is the median of each coefficient, DefaultSpeed of none. Those of
-// which Estimate.Determined is true make a better one. Speeds with what is no
-// number, or less than 0, are left out.
-func MedianSpeed(speeds []Speed) Speed {
-	var of [3][]float64
-	for _, s := range speeds {
-		if s.sound() {
-			of[0], of[1], of[2] = append(of[0], s.A), append(of[1], s.B), append(of[2], s.D)
-		}
-	}
-	n := len(of[0])
-	if n == 0 {
-		return DefaultSpeed
-	}
-	for _, cs := range of {
-		slices.Sort(cs)
-	}
-	median := func(cs []float64) float64 { return cs[(n-1)/2]/2 + cs[n/2]/2 }
-	return Speed{A: median(of[0]), B: median(of[1]), D: median(of[2])}
-}
-
 // sound reports that it is a speed: of numbers, none below 0, that are not all 0.
 func (s *Speed) sound() bool {
 	least, most := min(s.A, s.B, s.D), max(s.A, s.B, s.D)
 	return least >= 0 && !math.IsInf(most, 1) && most > 0
 }
 
-// Slowness is how many times longer whole answers take a replica than they take
-// others of its model, as their Filters have them. It is for those of which no first
-// token was ever seen, since nobody has their answers streamed: nothing better tells
-// which of them are slow. Answers are of all lengths, and wait for one another: what
-// is less than three times the median or more than a third is 1, and so it is while
-// only a few answers were seen.
-//
-// In the replay, where no answer streams, fleets of several speeds have 0.45 times the
-// mean time to first token that they have without (least_request 0.84), and those of
-// one kind 1.02 times, in scenes of which none was used to choose that. With 2 in place
-// of 3 these have 1.13 times, for chance alone makes some look slow; with 4 those of
-// several speeds have 1.13 times as much as with 3.
-func Slowness(s FilterState, others []FilterState) float64 {
-	if s.Samples < fewAnswers {
-		return 1
-	}
-	all := []float64{s.Mean}
-	for _, o := range others {
-		if o.Samples >= fewAnswers {
-			all = append(all, o.Mean)
-		}
-	}
-	slices.Sort(all)
-	return s.slowness(all)
-}
-
-// fewAnswers is from how many on they tell something.
-const fewAnswers = 20
-
-// slowness is Slowness, where all are the means of those of which enough is known, s
-// among them, in order.
+// slowness is how many times longer whole answers take a replica than they take others
+// of its model, as their Filters have them: all are the means of those of which enough is
+// known, s among them, in order. It is for those of which no first token was ever seen,
+// since nobody has their answers streamed: nothing better tells which of them are slow.
+// Answers are of all lengths, and wait for one another: what is less than three times the
+// median or more than a third is 1, and so it is while only a few answers were seen. With
+// 2 in place of 3 chance alone makes some look slow.
 func (s *FilterState) slowness(all []float64) float64 {
 	const clear = 3
 	if s.Samples < fewAnswers || len(all) < 2 {
@@ -545,6 +500,9 @@ func (s *FilterState) slowness(all []float64) float64 {
 	}
 	return 1
 }
+
+// fewAnswers is from how many on they tell something.
+const fewAnswers = 20
 
 // Times is a speed at which all takes so many times as long.
 func (s Speed) Times(by float64) Speed { return Speed{A: by * s.A, B: by * s.B, D: by * s.D} }

@@ -544,7 +544,14 @@ func TestSlowness(t *testing.T) {
 	mean := func(m float64) FilterState { return FilterState{Mean: m, Samples: 100} }
 	f := func(s FilterState, want float64, others ...FilterState) {
 		t.Helper()
-		if got := Slowness(s, others); math.Abs(got-want) > 1e-9 {
+		var all []float64
+		for _, o := range append(others, s) {
+			if o.Samples >= fewAnswers {
+				all = append(all, o.Mean)
+			}
+		}
+		slices.Sort(all)
+		if got := s.slowness(all); math.Abs(got-want) > 1e-9 {
 			t.Errorf("%+v among %+v: %v, want %v", s, others, got, want)
 		}
 	}
@@ -558,21 +565,6 @@ func TestSlowness(t *testing.T) {
 	f(FilterState{Mean: 400, Samples: 19}, 1, mean(100), mean(100)) // few
 	f(mean(400), 1, FilterState{Mean: 100, Samples: 19})
 	f(mean(0), 1, mean(100), mean(0))
-}
-
-func TestMedianSpeed(t *testing.T) {
-	f := func(want Speed, speeds ...Speed) {
-		t.Helper()
-		if got := MedianSpeed(speeds); got != want {
-			t.Errorf("%v: %v, want %v", speeds, got, want)
-		}
-	}
-	f(DefaultSpeed)
-	f(Speed{1, 2, 3}, Speed{1, 2, 3})
-	f(Speed{2, 3, 4}, Speed{1, 2, 3}, Speed{3, 4, 5})
-	f(Speed{2, 2, 2}, Speed{1, 2, 3}, Speed{2, 3, 1}, Speed{3, 1, 2})
-	f(Speed{1, 2, 3}, Speed{math.NaN(), 9, 9}, Speed{1, 2, 3}, Speed{1, -1, 1}, Speed{1, 1, math.Inf(1)}, Speed{})
-	f(DefaultSpeed, Speed{A: math.NaN()})
 }
 
 // Whatever is observed, the speed is one. The bytes are histories of observations.
@@ -645,7 +637,7 @@ func TestCalibrationAllocatesNothing(t *testing.T) {
 	}
 }
 
-// go test -bench 'Calibration|MedianSpeed' ./policy
+// go test -bench Calibration ./policy
 func BenchmarkCalibrationSpeed(b *testing.B) {
 	ks := make([]Calibration, 256)
 	for i := range ks {
@@ -669,16 +661,6 @@ func BenchmarkCalibrationObserve(b *testing.B) {
 	b.ReportAllocs()
 	for i := range b.N {
 		k.Observe(os[i&255])
-	}
-}
-
-func BenchmarkMedianSpeed(b *testing.B) {
-	of := make([]Speed, 256)
-	for i := range of {
-		of[i] = speeds[i%len(speeds)]
-	}
-	for range b.N {
-		MedianSpeed(of)
 	}
 }
 

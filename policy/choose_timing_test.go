@@ -163,9 +163,7 @@ const mostDecision = 1000
 // the candidates: about seven. Both are the shortest of many rounds in turn, and twice as
 // slow fails.
 func TestDecisionIsShort(t *testing.T) {
-	if raceEnabled {
-		t.Skip("the race detector takes longer")
-	}
+	withoutRace(t)
 	const most = 11
 	p, costs := NewCostModel(), make([]float64, 256)
 	for _, shape := range timedShapes {

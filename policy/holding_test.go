@@ -2,6 +2,7 @@ package policy
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -11,15 +12,18 @@ import (
 )
 
 // The stories in testdata/holding hold requests back from replicas. A request is written
-// name:came:prefill, and prefill is what it takes at every replica; a round is told what
-// each replica has before it. Each request chooses the replica that is free first.
+// name:came:prefill, or with its tenant and its tokens name:came:prefill:tenant:tokens,
+// and prefill is what it takes at every replica; a round is told what each replica has
+// before it, and 10,000 tokens of it for each second. Each request chooses the replica
+// that is free first.
 func TestHolding(t *testing.T) {
 	datadriven.Walk(t, "testdata/holding", func(t *testing.T, path string) {
 		type request struct {
-			name          string
-			came, prefill float64
+			name    string
+			prefill float64
 		}
-		h := &Holding[request]{}
+		var h Holding
+		var held Queue[request]
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			switch d.Cmd {
 			case "lead":
@@ -28,12 +32,18 @@ func TestHolding(t *testing.T) {
 			case "hold":
 				for field := range strings.FieldsSeq(d.Input) {
 					part := strings.Split(field, ":")
-					r := request{name: part[0]}
-					fmt.Sscan(part[1], &r.came)
-					fmt.Sscan(part[2], &r.prefill)
-					h.Hold(r, r.came, r.prefill)
+					tk := &Ticket[request]{Value: request{name: part[0]}}
+					var came float64
+					fmt.Sscan(part[1], &came)
+					fmt.Sscan(part[2], &tk.Value.prefill)
+					if len(part) > 3 {
+						tk.Tenant = part[3]
+						fmt.Sscan(part[4], &tk.Tokens)
+					}
+					tk.Key = h.Key(came, tk.Value.prefill)
+					held.Push(tk)
 				}
-				return fmt.Sprintf("%d held", h.Len())
+				return fmt.Sprintf("%d held", held.Len())
 			case "round":
 				var waits []float64
 				for field := range strings.FieldsSeq(d.Input) {
@@ -42,21 +52,18 @@ func TestHolding(t *testing.T) {
 					waits = append(waits, w)
 				}
 				var out strings.Builder
-				h.Begin(len(waits))
-				for r, ok := h.Next(); ok; r, ok = h.Next() {
-					best, least := 0, 0.0
-					for i, w := range waits {
-						if w += h.Planned(i); i == 0 || w < least {
-							best, least = i, w
-						}
+				for held.Len() > 0 {
+					best := slices.Index(waits, slices.Min(waits))
+					c := &Candidate{Wait: waits[best], Ahead: Work{Tokens: 10_000 * waits[best]}}
+					if !h.Free(c) {
+						fmt.Fprintf(&out, "the next in %.2f s\n", h.Next(c))
+						break
 					}
-					if h.Place(best, least, r.prefill) {
-						fmt.Fprintf(&out, "%s to replica %d\n", r.name, best)
-						waits[best] += r.prefill
-					} else {
-						fmt.Fprintf(&out, "%s is held for replica %d\n", r.name, best)
-					}
+					r := held.Pop().Value
+					fmt.Fprintf(&out, "%s to replica %d\n", r.name, best)
+					waits[best] += r.prefill
 				}
+				fmt.Fprintf(&out, "%d held", held.Len())
 				return out.String()
 			}
 			t.Fatalf("%s: unknown command %q", d.Pos, d.Cmd)
@@ -65,109 +72,71 @@ func TestHolding(t *testing.T) {
 	})
 }
 
-// After any history the same are held, in the same order, and sent to the same replicas
-// as by one that sorts all that are left in each round.
-func TestHoldingAsModel(t *testing.T) {
-	type request struct {
-		number int
-		key    float64
-		took   []float64
-	}
+// A replica that computes one prompt after another in the order of Holding keeps nobody
+// for longer than Longest, whatever comes: short prompts without end in front of a long
+// one, or long ones before a short one.
+func TestHoldingLongest(t *testing.T) {
 	for seed := range uint64(200) {
 		rng := rand.New(rand.NewPCG(seed, 1))
-		replicas := 1 + rng.IntN(4)
-		h := &Holding[*request]{Lead: rng.Float64()}
-		var model []*request
-		waits := make([]float64, replicas)
-		number := 0
-		for now := 0.0; now < 40; now += rng.Float64() {
-			for range rng.IntN(5) {
-				r := &request{number: number, took: make([]float64, replicas)}
-				for i := range r.took {
-					r.took[i] = float64(rng.IntN(4)) // often alike
+		h := Holding{Lead: 0.05}
+		type request struct{ came, prefill, longest float64 }
+		var held Queue[request]
+		var sum, free float64 // of those that are held; when the replica is
+		come := func(now float64) {
+			r := request{came: now, prefill: 0.01 + 0.03*rng.Float64()}
+			if rng.IntN(20) == 0 {
+				r.prefill = 2 * rng.Float64()
+			}
+			r.longest = h.Longest(max(free-now, 0)+sum, r.prefill)
+			held.Push(&Ticket[request]{Value: r, Key: h.Key(now, r.prefill)})
+			sum += r.prefill
+		}
+		load := 0.5 + 0.5*rng.Float64() // of what it can do
+		for now := 0.0; now < 60; {
+			come(now)
+			next := now + rng.ExpFloat64()*0.073/load
+			for held.Len() > 0 && max(free-h.Lead, now) < next {
+				now = max(free-h.Lead, now)
+				r := held.Pop().Value
+				// What was begun with meanwhile may last as long as it did not foresee.
+				if waited := now - r.came; waited > r.longest+2 {
+					t.Fatalf("seed %d at %.2f: one that takes %.2f s was held for %.2f s, and for %.2f s at most by Longest", seed, now, r.prefill, waited, r.longest)
 				}
-				number++
-				r.key = now + ageing*slices.Min(r.took)
-				h.Hold(r, now, slices.Min(r.took))
-				model = append(model, r)
+				sum -= r.prefill
+				free = max(free, now) + r.prefill
 			}
-			best := func(r *request, planned func(i int) float64) (i int, wait float64) {
-				for k := range waits {
-					if k == 0 || waits[k]+planned(k)+r.took[k] < wait+r.took[i] {
-						i, wait = k, waits[k]+planned(k)
-					}
-				}
-				return i, wait
-			}
-			before := slices.Clone(waits)
-			var got, want []string
-			h.Begin(replicas)
-			for r, ok := h.Next(); ok; r, ok = h.Next() {
-				i, wait := best(r, h.Planned)
-				if h.Place(i, wait, r.took[i]) {
-					got = append(got, fmt.Sprint(r.number, i))
-					waits[i] += r.took[i]
-				}
-			}
-			after := waits
-			waits = before
-			slices.SortStableFunc(model, func(a, b *request) int {
-				switch {
-				case a.key < b.key:
-					return -1
-				case a.key > b.key:
-					return 1
-				}
-				return a.number - b.number
-			})
-			planned := make([]float64, replicas)
-			var left []*request
-			looked := 0
-			for _, r := range model {
-				i, wait := best(r, func(i int) float64 { return planned[i] })
-				switch {
-				case looked == mostLooked:
-					left = append(left, r)
-				case wait < h.Lead:
-					want = append(want, fmt.Sprint(r.number, i))
-					waits[i] += r.took[i]
-				default:
-					looked++
-					planned[i] += r.took[i]
-					left = append(left, r)
-				}
-			}
-			model = left
-			if !slices.Equal(got, want) || !slices.Equal(waits, after) || h.Len() != len(model) {
-				t.Fatalf("seed %d at %.2f: sent %v, want %v; %d are held, want %d", seed, now, got, want, h.Len(), len(model))
-			}
-			for i := range waits {
-				waits[i] = max(waits[i]-rng.Float64(), 0)
-			}
+			now = next
 		}
 	}
 }
 
-// What has held as many before allocates nothing.
-func TestHoldingAllocatesNothing(t *testing.T) {
-	h := &Holding[*Request]{Lead: 1}
-	r := &Request{}
-	turn := func() {
-		for i := range 100 {
-			h.Hold(r, float64(i), float64(i%7))
-		}
-		for _, wait := range []float64{2, 0} { // none goes, then all
-			h.Begin(8)
-			for _, ok := h.Next(); ok; _, ok = h.Next() {
-				h.Place(3, wait, 1)
-			}
+func TestHoldingNumbers(t *testing.T) {
+	h := Holding{}
+	if h.Holds() || !(Holding{Lead: 0.1}).Holds() {
+		t.Error("who holds")
+	}
+	f := func(wait, tokens float64, free bool, next float64) {
+		t.Helper()
+		h, c := Holding{Lead: 0.1}, &Candidate{Wait: wait, Ahead: Work{Tokens: tokens}}
+		if h.Free(c) != free || math.Abs(h.Next(c)-next) > 1e-9 {
+			t.Errorf("%v s and %v tokens: %v, the next in %v; want %v and %v", wait, tokens, h.Free(c), h.Next(c), free, next)
 		}
 	}
-	turn()
-	if n := testing.AllocsPerRun(10, turn); n > 0 {
-		t.Errorf("%v allocations", n)
+	f(0, 0, true, 0)
+	f(0.09, 100_000, true, 0)   // nearly done
+	f(0.1, 100_000, false, 0)   // and at once it is
+	f(9, 2047, true, 0)         // slow, but all is computed in a step
+	f(9, 2048, false, 0)        //
+	f(3, 4096, false, 1.5)      // half of it is one
+	f(3, 1_000_000, false, 2.9) //
+	f(3, 0, true, 0)            // others' work, of which no tokens are known
+	if got := h.Longest(-1, -1); got != 0 {
+		t.Errorf("nothing is foretold, and it is held for %v", got)
 	}
-	if h.Len() != 0 {
-		t.Errorf("%d are held", h.Len())
+	if got := h.Longest(1e300, 1e300); got != MostTTFT {
+		t.Errorf("held for %v", got)
+	}
+	if got := h.Key(3, -1); got != 3 {
+		t.Errorf("key %v", got)
 	}
 }

@@ -7,15 +7,17 @@ import (
 
 // Queue is the order in which those that wait are served: classes by their rank,
 // within one the tenants in turn, by deficit round robin in uncached tokens
-// (Shreedhar, Varghese 1995), and of a tenant the first come first. It is not safe
-// for concurrent use: its owner has a lock. The zero value is empty.
+// (Shreedhar, Varghese 1995), and of a tenant the one with the least key, of equal
+// ones the first come. It is not safe for concurrent use: its owner has a lock. The
+// zero value is empty.
 //
 // No class waits for ever: for every lowerShare tokens that better classes are
 // served, one that waits behind them has a token of credit, and comes first when
 // it has as much as its next ticket costs.
 //
 // Each operation takes constant time on average: a ticket that costs n quanta
-// takes n visits of its tenant. Yields and All look at every tenant.
+// takes n visits of its tenant. Push looks at those of the tenant that have a larger
+// key, of which there are none where all are alike, and Yields and All at every tenant.
 type Queue[T any] struct {
 	n       int
 	tokens  int         // of all tickets
@@ -26,11 +28,13 @@ type Queue[T any] struct {
 // is in one at most. The zero value is in none.
 type Ticket[T any] struct {
 	Value T
-	// Class is the rank of its class, the lowest first. Tenant is whose it is, and
-	// Tokens what it costs. They do not change while it is queued.
+	// Class is the rank of its class, the lowest first. Tenant is whose it is, Tokens
+	// what it costs, and Key its place among those of the tenant. They do not change
+	// while it is queued.
 	Class  int
 	Tenant string
 	Tokens int
+	Key    float64
 
 	flow           *flow[T] // nil: it is in no queue
 	previous, next *Ticket[T]
@@ -84,19 +88,28 @@ func (q *Queue[T]) Len() int { return q.n }
 // Tokens is what all tickets in it cost together.
 func (q *Queue[T]) Tokens() int { return q.tokens }
 
-// Push adds t as the last of its tenant.
+// Push adds t, behind those of its tenant whose keys are not larger.
 func (q *Queue[T]) Push(t *Ticket[T]) {
 	if t.flow != nil {
 		panic("BUG: a ticket was queued twice")
 	}
 	f := q.flowOf(t.Class, t.Tenant)
-	t.flow, t.previous, t.next = f, f.last, nil
-	if f.last != nil {
-		f.last.next = t
+	before := f.last
+	for before != nil && before.Key > t.Key {
+		before = before.previous
+	}
+	t.flow, t.previous, t.next = f, before, f.first
+	if before != nil {
+		t.next = before.next
+		before.next = t
 	} else {
 		f.first = t
 	}
-	f.last = t
+	if t.next != nil {
+		t.next.previous = t
+	} else {
+		f.last = t
+	}
 	f.n++
 	q.n++
 	q.tokens += max(t.Tokens, 0)
@@ -133,7 +146,7 @@ func (q *Queue[T]) flowOf(rank int, tenant string) *flow[T] {
 }
 
 // Peek is what Pop would take, nil when nobody waits. It stays so until a ticket
-// is taken or removed, or one of a better class is pushed.
+// is taken or removed, or one of a better class or with a smaller key is pushed.
 func (q *Queue[T]) Peek() *Ticket[T] {
 	if q.n == 0 {
 		return nil
@@ -253,7 +266,7 @@ func (q *Queue[T]) Yields(rank int, tenant string) *Ticket[T] {
 }
 
 // All are those that wait: the classes in order, in each the tenants from the one
-// whose turn it is, of each the first come first. Nobody may be pushed or taken out
+// whose turn it is, of each those in the order in which they are served. Nobody may be pushed or taken out
 // meanwhile.
 func (q *Queue[T]) All() iter.Seq[*Ticket[T]] {
 	return func(yield func(*Ticket[T]) bool) {

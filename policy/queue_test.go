@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -12,7 +13,7 @@ import (
 )
 
 // The stories in testdata/queue put tickets into one Queue and take them out.
-// A ticket is written name:class:tenant:tokens.
+// A ticket is written name:class:tenant:tokens, or with its key name:class:tenant:tokens:key.
 func TestQueue(t *testing.T) {
 	datadriven.Walk(t, "testdata/queue", func(t *testing.T, path string) {
 		q := new(Queue[string])
@@ -28,6 +29,9 @@ func TestQueue(t *testing.T) {
 						fmt.Sscan(part[1], &class)
 						fmt.Sscan(part[3], &tokens)
 						tk := &Ticket[string]{Value: part[0], Class: class, Tenant: part[2], Tokens: tokens}
+						if len(part) == 5 {
+							fmt.Sscan(part[4], &tk.Key)
+						}
 						tickets[part[0]] = tk
 						q.Push(tk)
 					}
@@ -73,9 +77,9 @@ func TestQueue(t *testing.T) {
 	})
 }
 
-// TestQueueAgainstModel plays random histories to a queue and to a list. Whoever is
-// served must be the first of his tenant, in the class that the rule names; nobody
-// is lost or served twice.
+// TestQueueAgainstModel plays random histories to a queue and to a list that is sorted
+// by key. Whoever is served must be the first of his tenant, in the class that the rule
+// names; nobody is lost or served twice.
 func TestQueueAgainstModel(t *testing.T) {
 	for seed := range uint64(300) {
 		rng := rand.New(rand.NewPCG(seed, 3))
@@ -109,8 +113,12 @@ func TestQueueAgainstModel(t *testing.T) {
 			switch k := rng.IntN(10); {
 			case k < 5:
 				tk := &Ticket[int]{Value: step, Class: rng.IntN(4), Tenant: fmt.Sprint(rng.IntN(4)), Tokens: rng.IntN(1 << rng.IntN(19))}
+				if seed%2 == 0 {
+					tk.Key = float64(rng.IntN(5)) // often alike
+				}
 				q.Push(tk)
 				model = append(model, tk)
+				slices.SortStableFunc(model, func(a, b *Ticket[int]) int { return cmp.Compare(a.Key, b.Key) })
 			case k < 8:
 				head := q.Peek()
 				tk := q.Pop()

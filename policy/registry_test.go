@@ -521,3 +521,13 @@ func nameKey(name string) (k uint64) {
 	}
 	return k
 }
+
+// named is the policy of a name with weights.
+func named(t testing.TB, name string, weights map[string]float64) Policy {
+	t.Helper()
+	p, err := New(name, weights)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}

@@ -28,7 +28,6 @@ func (x *exchange) ask() failure {
 		if f := x.choose(); f != none {
 			return f
 		}
-		x.promise()
 		x.decided()
 		x.noteDecision()
 		f := x.attempt()
@@ -61,7 +60,9 @@ func (x *exchange) ask() failure {
 			}
 			x.tried = x.tried[:0]
 		}
-		x.c.s.stats.retries.WithLabelValues(x.model.Name, x.outcome(f)).Inc()
+		x.noted.lastFailed = x.outcome(f)
+		x.c.s.stats.totals.retried.Add(1)
+		x.c.s.stats.retries.WithLabelValues(x.model.Name, x.noted.lastFailed).Inc()
 		x.leave()
 		if f := x.c.pause(pause); f != none {
 			return f

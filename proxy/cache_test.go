@@ -658,9 +658,7 @@ func TestBlocksAgainstModel(t *testing.T) {
 // TestCachedExchangeDoesNotAllocate: looking a prompt up and entering it
 // allocates nothing, be its tokens known or its text only.
 func TestCachedExchangeDoesNotAllocate(t *testing.T) {
-	if raceDetector {
-		t.Skip("the race detector allocates, and drops what is pooled")
-	}
+	withoutRace(t)
 	f := func(name string, tokens bool) {
 		t.Run(name, func(t *testing.T) {
 			measure := func(lookedUp bool) float64 {

@@ -366,9 +366,7 @@ func TestFiltersAreForThoseWhoAsk(t *testing.T) {
 }
 
 func TestPickDoesNotAllocate(t *testing.T) {
-	if raceDetector {
-		t.Skip("the race detector allocates, and drops what is pooled")
-	}
+	withoutRace(t)
 	x := hundreds(t, 256)
 	if n := testing.AllocsPerRun(100, func() {
 		x.turned, x.described = false, false

@@ -28,7 +28,7 @@ func (x *exchange) choose() failure {
 			case f == none:
 				x.message = ""
 				return none
-			case f == noReplica && x.room == nil, f != overloaded && f != overBudget && f != noReplica:
+			case f == noReplica && (x.room == nil || x.holding.over), f != overloaded && f != overBudget && f != noReplica:
 				return f
 			}
 		}
@@ -57,18 +57,23 @@ func (x *exchange) tryPlace() (f failure, again bool) {
 	}
 	x.retryAfter = 0
 	r, full := x.pick(false)
-	line := r == nil && full
+	hold, line := r != nil && x.mustHold(), r == nil && full
+	if hold && x.crowdedOut() {
+		return x.allFull(), false
+	}
 	if line {
 		if r, _ = x.pick(true); r == nil {
 			x.displaces = true
 			r, _ = x.pick(true)
 			x.displaces = false
 		}
-		if r == nil {
-			x.retryAfter = x.model.placeIn()
-			x.message = fmt.Sprintf("Every engine that serves the model `%s` has as many requests as it may; try again in %s.",
-				x.model.Name, appendReset(nil, x.retryAfter))
-			return overloaded, false
+		switch {
+		case r != nil:
+		case x.holding.over && x.attempts <= 1:
+			f := x.holdBack() // it was taken, and waits on for a place
+			return f, f == none
+		default:
+			return x.allFull(), false
 		}
 	}
 	if r == nil && len(x.tried) > 0 {
@@ -78,8 +83,12 @@ func (x *exchange) tryPlace() (f failure, again bool) {
 	if r == nil {
 		return x.noReplica(), false
 	}
-	if f := x.grant(line); f != none {
+	if f := x.grant(line, hold); f != none {
 		return f, false
+	}
+	if hold {
+		f := x.holdBack()
+		return f, f == none
 	}
 	if line {
 		f := x.lineUp(r)
@@ -96,12 +105,21 @@ func (x *exchange) tryPlace() (f failure, again bool) {
 		return none, true // others were faster, so this ends
 	}
 	x.replica = r
+	x.promise()
 	x.leaveRoom(true)
 	if x.moved && r.gate.free() {
 		// Several places may have become free for one call.
 		x.c.s.lines.callFirst()
 	}
 	return none, false
+}
+
+// allFull says that there is no place for the request, and when there should be.
+func (x *exchange) allFull() failure {
+	x.retryAfter = x.model.placeIn()
+	x.message = fmt.Sprintf("Every engine that serves the model `%s` has as many requests as it may; try again in %s.",
+		x.model.Name, appendReset(nil, x.retryAfter))
+	return overloaded
 }
 
 // placeIn is when a replica of the model is expected to be done with one of its
@@ -128,18 +146,19 @@ func (x *exchange) mayLineUp(r *Replica) bool {
 }
 
 // grant asks whether the request is taken, to go to the replica that was picked: to
-// its line, or at once. It is asked once.
-func (x *exchange) grant(line bool) failure {
+// its line, after those that are held back, or at once. It is asked once.
+func (x *exchange) grant(line, hold bool) failure {
 	if !x.taken.IsZero() {
 		return none
 	}
 	now := x.pickedAt
 	if a := x.model.Admission; a != nil && x.computes() {
-		wait := durationOf(x.candidates[x.choice.Index].Wait)
-		if line {
-			wait = max(wait, 1) // it does not begin at once
+		wait := x.candidates[x.choice.Index].Wait
+		if hold {
+			ahead := x.heldAhead()
+			wait, x.expected = wait+ahead, x.expected+ahead
 		}
-		v := a.Admit(now, durationOf(x.expected), wait, x.budget)
+		v := a.Admit(now, durationOf(x.expected), waitOf(wait, line), x.budget)
 		x.verdict = v.Reason
 		if v.Refuse {
 			x.retryAfter = v.RetryAfter
@@ -150,6 +169,16 @@ func (x *exchange) grant(line bool) failure {
 	}
 	x.taken, x.retryAfter = now, 0
 	return none
+}
+
+// waitOf is what admission is told of a wait of so many seconds; line: there is one
+// whatever they are, as it does not begin at once.
+func waitOf(seconds float64, line bool) time.Duration {
+	wait := durationOf(seconds)
+	if line {
+		return max(wait, 1)
+	}
+	return wait
 }
 
 // stay waits in the model's room until the request may try again; f is why it could
@@ -229,14 +258,7 @@ func (x *exchange) joinRoom() bool {
 		return false
 	}
 	x.describe()
-	most := 0 // of the prompt that a replica has cached
-	if x.blocks != nil {
-		for _, r := range x.model.Replicas {
-			c, _ := x.blocks.at(r)
-			most = max(most, c.any)
-		}
-	}
-	x.c.place.ticket.Tokens = x.asked.Tokens - most
+	x.c.place.ticket.Tokens, x.c.place.ticket.Key = x.uncached(), 0
 	x.c.s.rooms.enter(m) // before it is in, so that no news is lost
 	if !m.join(x.c, w.Max) {
 		x.c.s.rooms.leave(m)
@@ -250,6 +272,18 @@ func (x *exchange) joinRoom() bool {
 	x.waitsAs = x.waitKey()
 	x.c.s.waits.add(x.waitsAs, 1)
 	return true
+}
+
+// uncached is how many tokens of the prompt have to be computed where least have.
+func (x *exchange) uncached() int {
+	most := 0 // of the prompt that a replica has cached
+	if x.blocks != nil {
+		for _, r := range x.model.Replicas {
+			c, _ := x.blocks.at(r)
+			most = max(most, c.any)
+		}
+	}
+	return x.asked.Tokens - most
 }
 
 // defaultWaiting is Waiting.Timeout where there is none.
@@ -274,6 +308,13 @@ func (x *exchange) leaveRoom(served bool) {
 func (x *exchange) outOfRoom() {
 	m := x.room
 	x.room = nil
+	if x.holding.turn {
+		x.holding.turn = false
+		m.endTurn()
+	}
+	if v := &x.holding; v.in {
+		v.in, v.took = false, time.Since(v.since)
+	}
 	x.c.s.rooms.leave(m)
 	x.c.s.waits.add(x.waitsAs, -1)
 }
@@ -325,7 +366,7 @@ func (x *exchange) lineUp(r *Replica) failure {
 	k := x.waitKey()
 	c.s.waits.add(k, 1)
 	defer c.s.waits.add(k, -1)
-	c.place.ticket.Tokens = x.asked.Tokens - x.picked()
+	c.place.ticket.Tokens, c.place.ticket.Key = x.asked.Tokens-x.picked(), 0
 	c.expect(x.until)
 	x.evacuated = r.gate.evacuations.Load()
 	lined := r.gate.queue(c)
@@ -354,6 +395,7 @@ func (x *exchange) lineUp(r *Replica) failure {
 		return queueTimeout
 	}
 	x.expectAnew(now)
+	x.promise()
 	return none
 }
 

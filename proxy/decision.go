@@ -22,6 +22,10 @@ type noted struct {
 	policy, replica, reason string
 	// record is what goes to the decision log, nil when this one does not.
 	record *Decision
+	// recent is the decision among the last ones, nil when it is not kept; lastFailed why
+	// the attempt before has failed.
+	recent     *recentEntry
+	lastFailed string
 }
 
 // noteDecision is called when the request has got its place at a replica and is
@@ -34,6 +38,7 @@ func (x *exchange) noteDecision() {
 	if x.choseIn > 0 {
 		s.stats.decisionTime.WithLabelValues(x.model.Name).Observe(x.choseIn.Seconds())
 	}
+	x.noteRecent()
 	log := s.decisionLog.Load()
 	if v.record == nil && log != nil && log.takes(x) {
 		v.record = new(Decision)
@@ -47,9 +52,14 @@ func (x *exchange) noteDecision() {
 		return
 	}
 	x.tell(v.record)
+	x.tellShadows(v.record)
+}
+
+// tellShadows adds to d what the shadows have judged of the choice.
+func (x *exchange) tellShadows(d *Decision) {
 	for i := range x.judged {
 		j := &x.judged[i]
-		v.record.Shadows = append(v.record.Shadows, ShadowDecision{j.shadow.Name(), x.places[j.chosen].ID, milliseconds(j.expected), j.same})
+		d.Shadows = append(d.Shadows, ShadowDecision{j.shadow.Name(), x.places[j.chosen].ID, milliseconds(j.expected), j.same})
 	}
 }
 
@@ -58,6 +68,9 @@ func (x *exchange) noteDecision() {
 func (x *exchange) conclude(f failure, u usage, known bool) {
 	v, s := &x.noted, x.c.s
 	if v.replica == "" {
+		if x.asked.Rand != 0 || x.asked.Turn != 0 {
+			x.noteRefused(f)
+		}
 		return
 	}
 	at := x.prefill.Sent
@@ -73,27 +86,20 @@ func (x *exchange) conclude(f failure, u usage, known bool) {
 		CachedPredicted: x.predicted, CachedActual: cached, Predicted: x.expected, Observed: observed}, x.id)
 	if observed >= 0 {
 		s.stats.predictedTime.WithLabelValues(x.model.Name).Observe(x.expected)
-		s.stats.firstToken.WithLabelValues(x.model.Name).Observe(observed)
+		s.stats.observedTime.WithLabelValues(x.model.Name).Observe(observed)
 		if x.expected > 0 {
 			s.stats.predictionRatio.WithLabelValues(x.model.Name).Observe(observed / x.expected)
 		}
 	}
+	if v.record == nil && v.recent == nil {
+		return
+	}
+	out := x.outcomeOf(f, u, known, cached)
+	if v.recent != nil {
+		s.recent.end(v.recent, out)
+		v.recent = nil
+	}
 	if log := s.decisionLog.Load(); v.record != nil && log != nil {
-		out := &DecisionOutcome{Outcome: f.label(), Status: x.status, Attempts: x.attempts, Seconds: time.Since(x.began).Seconds()}
-		if observed >= 0 {
-			first := milliseconds(observed)
-			out.FirstTokenMS = &first
-		}
-		if told := cached; told >= 0 {
-			out.CachedTokens = &told
-		}
-		if known {
-			said := int(min(u.completion, 1<<30))
-			if out.OutputTokens = &said; !u.partial {
-				asked := int(min(u.prompt, 1<<30))
-				out.PromptTokens = &asked
-			}
-		}
 		v.record.Outcome = out
 		select {
 		case log.to <- v.record:
@@ -102,6 +108,27 @@ func (x *exchange) conclude(f failure, u usage, known bool) {
 		}
 	}
 	v.record = nil // a connection may be idle for long
+}
+
+// outcomeOf is what came of the request: cached is what the engine has told of its
+// cache, below 0 if nothing.
+func (x *exchange) outcomeOf(f failure, u usage, known bool, cached int) *DecisionOutcome {
+	out := &DecisionOutcome{Outcome: f.label(), Status: x.status, Attempts: x.attempts, Seconds: time.Since(x.began).Seconds()}
+	if x.observed >= 0 {
+		first := milliseconds(x.observed)
+		out.FirstTokenMS = &first
+	}
+	if cached >= 0 {
+		out.CachedTokens = &cached
+	}
+	if known {
+		said := int(min(u.completion, 1<<30))
+		if out.OutputTokens = &said; !u.partial {
+			asked := int(min(u.prompt, 1<<30))
+			out.PromptTokens = &asked
+		}
+	}
+	return out
 }
 
 // policy is what chooses among the model's replicas.
@@ -198,6 +225,8 @@ type Decision struct {
 	Refused      bool    `json:"refused,omitempty"`
 	RetryAfterMS float64 `json:"retry_after_ms,omitempty"`
 	Waits        string  `json:"waits,omitempty"`
+	// HeldMS is for how long the request was held back before it was sent.
+	HeldMS float64 `json:"held_ms,omitempty"`
 	// PredictedMS is the expected time to first token there.
 	PredictedMS Number           `json:"predicted_ms"`
 	Shadows     []ShadowDecision `json:"shadows,omitempty"`
@@ -323,6 +352,7 @@ func (x *exchange) tellRequest(d *Decision) {
 		Rand: strconv.FormatUint(asked.Rand, 16), Turn: asked.Turn,
 		Reason: x.choice.Reason, PredictedMS: Number(math.Inf(1)),
 		BudgetMS: float64(x.budget) / float64(time.Millisecond), Admission: x.verdict,
+		HeldMS: float64(x.holding.took) / float64(time.Millisecond),
 	}
 	if x.class != nil {
 		d.Class = x.class.Name

@@ -96,6 +96,7 @@ type exchange struct {
 	waitsAs        waitKey // what it is counted as there
 	moved          bool
 	displaces      bool
+	holding        holding
 	model          *Model
 	replica        *Replica
 	attempts       int        // the present one included
@@ -214,7 +215,7 @@ func (x *exchange) begin() {
 	x.asked, x.turned, x.described, x.choice = policy.Request{}, false, false, policy.Choice{Index: -1}
 	x.noted, x.judged, x.prefill, x.expected, x.observed = noted{}, x.judged[:0], policy.Sending{}, 0, -1
 	x.class, x.tenant, x.budget, x.verdict, x.retryAfter = nil, "", 0, "", 0
-	x.taken, x.room, x.displaces = time.Time{}, nil, false
+	x.taken, x.room, x.displaces, x.holding = time.Time{}, nil, false, holding{}
 	x.up, x.left = nil, nil
 	x.response, x.extra = responseHead{}, x.extra[:0]
 	x.answered, x.passed, x.status, x.ttfb = false, false, 0, 0
@@ -429,6 +430,7 @@ func (x *exchange) admit() failure {
 	quotas, wait, ok := x.key.Budget.Reserve(time.Now(), x.reserved)
 	x.extra = appendQuotas(x.extra, &quotas)
 	if !ok {
+		x.c.s.stats.overRate(x.key.Name, &quotas)
 		x.extra = appendRetryAfter(x.extra, wait)
 		x.message = fmt.Sprintf("The API key `%s` has used up what it may use in a minute; try again in %s.",
 			x.key.Name, appendReset(nil, wait))
@@ -473,7 +475,9 @@ func (x *exchange) settle(f failure, u usage, known bool) {
 func (x *exchange) respond() failure {
 	c, h, r := x.c, &x.response, &x.relay
 	r.reset(c, x.up)
-	r.prefills = h.events && h.status/100 == 2
+	if r.prefills = h.events && h.status/100 == 2; r.prefills {
+		r.gaps = &x.replica.gaps
+	}
 	if x.asksUsage && h.events && h.status == http.StatusOK {
 		r.filter = &usageFilter{}
 	}

@@ -50,15 +50,18 @@ func (s *Server) Explain(path string, header http.Header, body []byte) (*Decisio
 	case line:
 		d.Waits = "in the line of " + r.ID
 	}
+	hold := r != nil && !line && x.mustHold()
 	if a := x.model.Admission; a != nil && r != nil && x.computes() {
-		wait := durationOf(x.candidates[x.choice.Index].Wait)
-		if line {
-			wait = max(wait, 1) // it does not begin at once
+		wait, ahead := x.candidates[x.choice.Index].Wait, 0.0
+		if hold {
+			ahead = x.heldAhead()
 		}
-		v := a.Foresee(time.Now(), durationOf(x.expected), wait, x.budget)
+		v := a.Foresee(time.Now(), durationOf(x.expected+ahead), waitOf(wait+ahead, line), x.budget)
 		d.Admission, d.Refused, d.RetryAfterMS = v.Reason, v.Refuse, float64(v.RetryAfter.Milliseconds())
 	}
 	switch ahead := !x.mayTry(); {
+	case !ahead && !d.Refused && hold:
+		d.Waits = "in the agent, until a replica has less than " + durationOf(x.model.Holding.Lead).String() + " of prefill before it"
 	case !ahead && !d.Refused && (r != nil || !full):
 	case x.model.Waiting.Max > x.state().Waiting():
 		d.Waits = "in the queue of " + x.model.Name

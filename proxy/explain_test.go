@@ -517,9 +517,7 @@ func TestDecisionOfAnotherFleet(t *testing.T) {
 // TestTellAllocates: what a request does for a decision that is logged takes as many
 // pieces of memory for many replicas as for few. The rest is WorkOut's.
 func TestTellAllocates(t *testing.T) {
-	if raceDetector {
-		t.Skip("the race detector allocates")
-	}
+	withoutRace(t)
 	for _, n := range []int{3, 256} {
 		x := hundreds(t, n)
 		x.cache = &cache{index: index.New(index.Config{})}

@@ -69,6 +69,9 @@ type Model struct {
 	Budget    time.Duration
 	// Waiting is for requests that would be refused otherwise.
 	Waiting Waiting
+	// Holding is the rule by which its requests are held back; the zero value sends each
+	// at once.
+	Holding policy.Holding
 	// Prompts follows its prompts; nil when there is no tokenizer. An adapter
 	// has its parent's.
 	Prompts *prompt.Model
@@ -92,11 +95,15 @@ type Model struct {
 // it from any goroutine. The zero value is that of a model that nobody has asked for.
 type ModelState struct {
 	turns atomic.Uint64 // decisions
-	room  room
+	room  room          // of those that cannot be taken
+	held  room          // of those that are held back
 }
 
 // Waiting is how many of the model's requests wait instead of being refused.
 func (s *ModelState) Waiting() int { return int(s.room.waiting.Load()) }
+
+// Held is how many of the model's requests are held back until a replica is free.
+func (s *ModelState) Held() int { return int(s.held.waiting.Load()) }
 
 // Replica is one engine endpoint. The agent makes it with NewReplica, keeps it
 // across snapshots for as long as the endpoint is a member, and closes it when
@@ -128,6 +135,8 @@ type Replica struct {
 	// standing is what is known of it but for its cache.
 	standing policy.Standing
 	stays    policy.RecentMean // seconds that requests have been there
+	gaps     gapCounts
+	lately   lately
 	upstream upstream
 	// addresses is where it can be dialled.
 	addresses *addresses

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/inferrail/inferrail/policy"
 )
 
 // stats are the server's counters. Any goroutine may add to them.
@@ -16,14 +18,17 @@ type stats struct {
 	accepted, running, replays atomic.Int64
 	logged, unlogged           atomic.Int64
 
+	totals totals
+
 	mu    sync.Mutex // guards tiers
 	tiers map[TierCount]uint64
 
-	requests    *prometheus.CounterVec // model, outcome
+	requests    *prometheus.CounterVec // model, outcome, status, blame
 	retries     *prometheus.CounterVec // model, reason
 	tokens      *prometheus.CounterVec // model, kind
 	keyRequests *prometheus.CounterVec // key, outcome
 	keyTokens   *prometheus.CounterVec // key, kind
+	limited     *prometheus.CounterVec // key, limit
 	unknown     *prometheus.CounterVec // model
 	prompts     *prometheus.CounterVec // model, outcome
 	promptTime  *prometheus.HistogramVec
@@ -32,10 +37,12 @@ type stats struct {
 	firstByte   *prometheus.HistogramVec
 	duration    *prometheus.HistogramVec
 	admissions  *prometheus.CounterVec // model, verdict
+	heldTime    *prometheus.HistogramVec
 
 	decisions        *prometheus.CounterVec   // model, policy, reason
 	decisionTime     *prometheus.HistogramVec // model
 	firstToken       *prometheus.HistogramVec // model
+	observedTime     *prometheus.HistogramVec // model
 	predictedTime    *prometheus.HistogramVec // model
 	predictionRatio  *prometheus.HistogramVec // model
 	decisionsDropped prometheus.Counter
@@ -74,7 +81,7 @@ func newStats() *stats {
 	return &stats{
 		tiers: map[TierCount]uint64{},
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "inferrail_requests_total",
-			Help: "Requests finished, by model and how they ended."}, []string{"model", "outcome"}),
+			Help: "Requests finished, by model, how they ended, the class of the status that was answered, none if there was none, and who is to blame."}, []string{"model", "outcome", "status", "blame"}),
 		retries: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "inferrail_retries_total",
 			Help: "Attempts that failed and were followed by another, by model and why they failed."}, []string{"model", "reason"}),
 		tokens: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "inferrail_tokens_total",
@@ -83,6 +90,8 @@ func newStats() *stats {
 			Help: "Requests finished, by API key and how they ended."}, []string{"key", "outcome"}),
 		keyTokens: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "inferrail_key_tokens_total",
 			Help: "Tokens by API key; kinds as in inferrail_tokens_total."}, []string{"key", "kind"}),
+		limited: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "inferrail_key_limited_total",
+			Help: "Requests refused with status 429, by API key and by the limit that had too little left; of several each counts."}, []string{"key", "limit"}),
 		unknown: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "inferrail_responses_without_usage_total",
 			Help: "Responses that ended well and told no usage."}, []string{"model"}),
 		prompts: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "inferrail_prompts_total",
@@ -101,15 +110,19 @@ func newStats() *stats {
 			Help: "From the first byte of the request to the end of the response.", Buckets: seconds}, []string{"model"}),
 		admissions: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "inferrail_admissions_total",
 			Help: "Requests that admission has judged, by what it has said last: why one was taken, or refused (requests are late, too much waits, predicted too late)."}, []string{"model", "verdict"}),
+		heldTime: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "inferrail_held_seconds",
+			Help: "Time that requests were held back in the agent until a replica was nearly free, of those that were.", Buckets: seconds}, []string{"model"}),
 		decisions: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "inferrail_decisions_total",
 			Help: "Replicas chosen, by model, by the policy that has chosen and why. A request that is tried again is chosen for again."}, []string{"model", "policy", "reason"}),
 		decisionTime: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "inferrail_decision_seconds",
 			Help:    "Time to look at all replicas of a model and to choose one; one in 16 is measured.",
 			Buckets: []float64{.00000025, .0000005, .000001, .0000025, .000005, .00001, .000025, .0001, .001, .01}}, []string{"model"}),
 		firstToken: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "inferrail_time_to_first_token_seconds",
-			Help: "Of streams of which it was predicted: from sending the request to the engine to the first token.", Buckets: seconds}, []string{"model"}),
+			Help: "Of answers that tell it: from the end of the request, with all that it waited in the agent, to the first token.", Buckets: seconds}, []string{"model"}),
+		observedTime: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "inferrail_observed_time_to_first_token_seconds",
+			Help: "Of the same answers: from sending the request to the engine to the first token, which is what is predicted.", Buckets: seconds}, []string{"model"}),
 		predictedTime: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "inferrail_predicted_time_to_first_token_seconds",
-			Help: "What was predicted of the requests in inferrail_time_to_first_token_seconds.", Buckets: seconds}, []string{"model"}),
+			Help: "What was predicted of the requests in inferrail_observed_time_to_first_token_seconds.", Buckets: seconds}, []string{"model"}),
 		predictionRatio: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "inferrail_prediction_ratio",
 			Help:    "Time to first token as it was seen over what was predicted: above 1, it took longer.",
 			Buckets: []float64{.1, .25, .5, .67, .8, .9, 1, 1.1, 1.25, 1.5, 2, 4, 10}}, []string{"model"}),
@@ -124,8 +137,8 @@ func (s *stats) forget(model string) {
 	for _, v := range []*prometheus.CounterVec{s.requests, s.retries, s.tokens, s.unknown, s.prompts, s.cached, s.decisions, s.admissions} {
 		v.DeletePartialMatch(labels)
 	}
-	for _, v := range []*prometheus.HistogramVec{s.promptTime, s.lookupTime, s.firstByte, s.duration,
-		s.decisionTime, s.firstToken, s.predictedTime, s.predictionRatio} {
+	for _, v := range []*prometheus.HistogramVec{s.promptTime, s.lookupTime, s.firstByte, s.duration, s.heldTime,
+		s.decisionTime, s.firstToken, s.observedTime, s.predictedTime, s.predictionRatio} {
 		v.DeletePartialMatch(labels)
 	}
 }
@@ -138,12 +151,16 @@ func (s *stats) finished(x *exchange, f failure, u usage, known bool, now time.T
 	if x.model != nil {
 		model = x.model.Name
 	}
-	s.requests.WithLabelValues(model, f.label()).Inc()
+	s.totals.ended(f, x.passed, x.status)
+	s.requests.WithLabelValues(model, f.label(), statusClass(x.status), failureTable[f].blame.String()).Inc()
 	if x.key != nil {
 		s.keyRequests.WithLabelValues(x.key.Name, f.label()).Inc()
 	}
 	if x.verdict != "" {
 		s.admissions.WithLabelValues(model, x.verdict).Inc()
+	}
+	if !x.holding.since.IsZero() {
+		s.heldTime.WithLabelValues(model).Observe(x.holding.took.Seconds())
 	}
 	if x.followed {
 		s.prompts.WithLabelValues(model, x.promptReason.String()).Inc()
@@ -170,6 +187,13 @@ func (s *stats) finished(x *exchange, f failure, u usage, known bool, now time.T
 	if x.status != 200 {
 		return
 	}
+	if known {
+		s.totals.promptTokens.Add(u.prompt)
+		s.totals.cachedTokens.Add(u.cached)
+		s.totals.generatedTokens.Add(u.completion)
+	} else if x.call.stream {
+		s.totals.generatedTokens.Add(x.relay.frames.Chunks + x.kernel.Chunks)
+	}
 	count := func(kind string, n uint64) {
 		s.tokens.WithLabelValues(model, kind).Add(float64(n))
 		if x.key != nil {
@@ -190,6 +214,34 @@ func (s *stats) finished(x *exchange, f failure, u usage, known bool, now time.T
 	}
 }
 
+// statusClass is the class of a status that was answered, as metrics have it.
+func statusClass(status int) string {
+	if c := status / 100; c >= 2 && c <= 5 {
+		return statusClasses[c-1]
+	}
+	return statusClasses[0]
+}
+
+var statusClasses = [...]string{"none", "2xx", "3xx", "4xx", "5xx"}
+
+// limits are the limits of keys as metrics have them.
+var limits = [...]string{"requests", "input_tokens", "output_tokens"}
+
+// overRate counts a request that a key's limits refuse.
+func (s *stats) overRate(key string, q *policy.Quotas) {
+	for i, quota := range [...]*policy.Quota{&q.Requests, &q.Input, &q.Output} {
+		if quota.Short {
+			s.limited.WithLabelValues(key, limits[i]).Inc()
+		}
+	}
+}
+
+// sawFirstToken counts how long a client has waited for its first token.
+func (s *stats) sawFirstToken(model string, took time.Duration) {
+	s.totals.firstTokens[latencyBucket(took)].Add(1)
+	s.firstToken.WithLabelValues(model).Observe(took.Seconds())
+}
+
 // cachedTokens counts what was predicted of a response's prompt beside what the
 // engine has told.
 func (s *stats) cachedTokens(model string, predicted, actual int, told bool) {
@@ -199,6 +251,22 @@ func (s *stats) cachedTokens(model string, predicted, actual int, told bool) {
 	}
 	s.cached.WithLabelValues(model, "predicted").Add(float64(predicted))
 	s.cached.WithLabelValues(model, "actual").Add(float64(actual))
+}
+
+// Load is how many requests have begun and not finished, and how many of them wait in
+// the agent for a place at a replica or for their turn.
+func (s *Server) Load() (running int64, waiting int) {
+	for _, n := range s.waits.all() {
+		waiting += n
+	}
+	return s.stats.running.Load(), waiting
+}
+
+// Connections is how many connections of clients are open.
+func (s *Server) Connections() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.conns) - s.paired + len(s.fronts)
 }
 
 // Datapath returns the counters of the datapath.
@@ -281,8 +349,8 @@ func (s *Server) Describe(ch chan<- *prometheus.Desc) {
 }
 
 func (s *stats) vectors() []prometheus.Collector {
-	return []prometheus.Collector{s.requests, s.retries, s.tokens, s.keyRequests, s.keyTokens, s.unknown, s.prompts, s.promptTime, s.cached, s.lookupTime, s.firstByte, s.duration,
-		s.decisions, s.decisionTime, s.firstToken, s.predictedTime, s.predictionRatio, s.decisionsDropped, s.admissions}
+	return []prometheus.Collector{s.requests, s.retries, s.tokens, s.keyRequests, s.keyTokens, s.limited, s.unknown, s.prompts, s.promptTime, s.cached, s.lookupTime, s.firstByte, s.duration,
+		s.heldTime, s.decisions, s.decisionTime, s.firstToken, s.observedTime, s.predictedTime, s.predictionRatio, s.decisionsDropped, s.admissions}
 }
 
 // Collect implements prometheus.Collector.

@@ -2,4 +2,8 @@
 
 package proxy
 
+import "testing"
+
 const raceDetector = false
+
+func withoutRace(testing.TB) {}

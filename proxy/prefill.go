@@ -39,6 +39,9 @@ func (x *exchange) firstToken(now time.Time) {
 		return
 	}
 	x.observed = took.Seconds()
+	waited := now.Sub(x.sent)
+	x.replica.lately.add(now, waited)
+	x.c.s.stats.sawFirstToken(x.model.Name, waited)
 	// One that grants any time may have waited in line for as long as it took, behind
 	// those who do not.
 	if a := x.model.Admission; a != nil && x.budget > 0 {
@@ -49,6 +52,7 @@ func (x *exchange) firstToken(now time.Time) {
 		j.shadow.Settle(x.observed, x.expected, j.expected, j.same)
 	}
 	x.judged = x.judged[:0]
+	x.c.s.rooms.call()
 }
 
 // prefillsOnly reports that the engine is done with the request as soon as it has

@@ -54,6 +54,11 @@ type relay struct {
 	prefills, prefilled bool
 	first               firstToken
 	firstAt             time.Time
+	// gaps counts the times between parts of a stream that are copied, nil for what is
+	// no stream; lastAt is when the last part came, from clockBase, and 0 before the
+	// first token and after the kernel has carried some.
+	gaps   *gapCounts
+	lastAt time.Duration
 	// surplus: the engine sent more than the response, so its connection is
 	// not used again.
 	surplus bool
@@ -94,6 +99,7 @@ func (r *relay) reset(c *conn, up *engineConn) {
 	r.rest = r.rest[:0]
 	r.splice, r.armed, r.surplus, r.told = nil, false, false, false
 	r.prefills, r.prefilled, r.first = false, false, firstToken{}
+	r.gaps, r.lastAt = nil, 0
 	r.tail = r.tail[:0]
 	r.strayed, r.carried, r.counted = time.Time{}, 0, Carried{}
 }
@@ -255,7 +261,7 @@ func (r *relay) takeLocked() bool {
 	switch hold {
 	case HeldHere:
 		stale := r.kernelTailLocked()
-		r.frames, r.armed, r.strayed = f, false, time.Time{}
+		r.frames, r.armed, r.strayed, r.lastAt = f, false, time.Time{}, 0
 		if stale {
 			r.endLocked(engineBroke)
 			return false
@@ -394,6 +400,9 @@ func (r *relay) accept(p []byte, t *scratch) (out []byte, f failure) {
 	}
 	if more := r.frames.Chunks - before.Chunks; more > 0 {
 		r.counts.chunks.Add(more)
+		if r.gaps != nil && !r.prefills {
+			r.countGap(more)
+		}
 	}
 	r.keepTail(p[:n])
 	if r.filter != nil {
@@ -404,6 +413,20 @@ func (r *relay) accept(p []byte, t *scratch) (out []byte, f failure) {
 	}
 	r.surplus = r.surplus || n < len(p)
 	return out, none
+}
+
+// clockBase is what lastAt is counted from: one reading of the monotonic clock is all
+// that a token costs.
+var clockBase = time.Now()
+
+// countGap notes that a part of the stream is there now, of so many chunks.
+func (r *relay) countGap(chunks uint64) {
+	now := time.Since(clockBase)
+	r.gaps.chunks.Add(chunks)
+	if r.lastAt > 0 {
+		r.gaps.add(now - r.lastAt)
+	}
+	r.lastAt = now
 }
 
 // lookFor looks for the first token in bytes of the body, of which f is the framing

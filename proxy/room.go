@@ -19,14 +19,15 @@ type Waiting struct {
 	Timeout time.Duration
 }
 
-// room is where the requests of one model wait that cannot be taken now: every
-// replica and its line is full, or admission refuses them. It is a part of a
-// ModelState; any goroutine may call its methods. The zero value is empty.
+// room is where requests of one model wait. A ModelState has two: one for those that
+// cannot be taken now, because every replica and its line is full or admission refuses
+// them, and one for those that were taken and are held back (hold.go). Any goroutine may
+// call its methods. The zero value is empty.
 //
 // One request at a time is called to try again: the first in the order of
 // policy.Queue, whenever there is news (call), and roomTick after it has tried
-// last. When admission refuses it, those are called in turn that grant more time
-// than it does; otherwise a request that grants hardly any would hold up all.
+// last, or earlier. When admission refuses it, those are called in turn that grant more
+// time than it does; otherwise a request that grants hardly any would hold up all.
 type room struct {
 	waiting atomic.Int64 // in queue; mostly 0
 
@@ -36,9 +37,11 @@ type room struct {
 	// admission has refused since the last news.
 	on  *conn
 	bar time.Duration
-	// moving are on their way from here to a line. Until they are there nobody is
-	// called, or the next could be in line first.
+	// moving are on their way from here to a line, or are being chosen for. Until they
+	// are there nobody is called, or the next could be in line first.
 	moving int
+	// work is how long those in queue take that are held.
+	work time.Duration
 	// patient is as much as any of those in queue grants, or more: mostly it tells
 	// that none is to be looked for among them.
 	patient time.Duration
@@ -106,6 +109,7 @@ func (m *room) join(c *conn, most int) bool {
 	}
 	m.patient = max(m.patient, patience(c.x.budget))
 	m.queue.Push(&p.ticket)
+	m.work += c.x.holding.prefill
 	m.waiting.Add(1)
 	return true
 }
@@ -150,6 +154,7 @@ func (m *room) takeOutLocked(c *conn, served bool) (in bool) {
 		} else {
 			m.queue.Remove(t)
 		}
+		m.work -= c.x.holding.prefill
 		m.waiting.Add(-1)
 	}
 	return in
@@ -213,6 +218,33 @@ func (m *room) first(c *conn) bool {
 	defer m.mu.Unlock()
 	t := m.queue.Peek()
 	return t != nil && t.Value == c && m.moving == 0
+}
+
+// takeTurn lets the request of c be chosen for, if nobody is before it; nobody else is
+// called until endTurn.
+func (m *room) takeTurn(c *conn) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	t := m.queue.Peek()
+	if t == nil || t.Value != c || m.moving > 0 {
+		return false
+	}
+	m.moving++
+	return true
+}
+
+func (m *room) endTurn() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.moving--
+	m.callLocked()
+}
+
+// worked is how long those in it take that are held.
+func (m *room) worked() time.Duration {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.work
 }
 
 // tokens is how many have to be computed for those that wait.

@@ -654,9 +654,7 @@ func TestClassOf(t *testing.T) {
 // TestAdmittedExchangeDoesNotAllocate: what a budget, a class and admission cost is
 // no allocation.
 func TestAdmittedExchangeDoesNotAllocate(t *testing.T) {
-	if raceDetector {
-		t.Skip("the race detector allocates, and drops what is pooled")
-	}
+	withoutRace(t)
 	n := testing.AllocsPerRun(200, steadyExchange(t, func(t testing.TB, url string) *rig {
 		r := newPlainRig(t, url)
 		r.s.SetClasses(NewClasses([]Class{{"batch", 10}}))

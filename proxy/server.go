@@ -123,6 +123,7 @@ type Server struct {
 	// decisionLog is nil as long as none is wanted.
 	decisionLog atomic.Pointer[decisionLog]
 	journal     journal
+	recent      recent
 	shards      []*shard
 	stats       *stats
 	// inside brings the requests of HTTP/2 streams to the loop; streams uses it.
@@ -161,6 +162,7 @@ func New(limits Limits, joiner Joiner, log *slog.Logger) *Server {
 		joiner:    joiner,
 		log:       log,
 		stats:     newStats(),
+		recent:    recent{began: time.Now()},
 		conns:     map[*conn]struct{}{},
 		fronts:    map[*front]struct{}{},
 		drains:    make(chan struct{}),
@@ -247,7 +249,7 @@ func (s *Server) accept(l net.Listener, start, refuse func(*net.TCPConn)) error 
 	admit := func(tcp *net.TCPConn) {
 		s.stats.accepted.Add(1)
 		if s.crowded() {
-			s.stats.requests.WithLabelValues("none", tooManyConns.label()).Inc()
+			s.stats.requests.WithLabelValues("none", tooManyConns.label(), statusClass(failureTable[tooManyConns].status), failureTable[tooManyConns].blame.String()).Inc()
 			refuse(tcp)
 			tcp.Close()
 			return

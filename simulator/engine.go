@@ -73,6 +73,8 @@ type Sequence struct {
 	// Slow multiplies what its prompt takes, and what the steps take in which it
 	// decodes; 0 is 1.
 	Slow float64
+	// Timed: the times between its tokens are counted, by an engine that measures.
+	Timed bool
 
 	// The times, set by Engine. Start is when the first step began that computes
 	// its prompt, First when its first token is ready, and End when its last one is.
@@ -96,6 +98,8 @@ type Sequence struct {
 	member bool
 	// pace is the time from one token to the next where sequences decode apart.
 	pace int64
+	// token is when it had its first token, or the last one before it was preempted.
+	token int64
 	// grows and ends are its places in the engine's queues.
 	grows, ends turn
 
@@ -257,6 +261,14 @@ type Engine struct {
 	grows, ends turns
 	slowed      int // of running, those with a factor
 
+	// gaps is nil of an engine that does not measure. token is the end of the last round
+	// that is over, joined are the sequences that decode for the first time in the round
+	// that runs, and timed is how many of the members are Timed.
+	gaps   *Gaps
+	token  int64
+	joined []*Sequence
+	timed  int64
+
 	// by multiplies all times; from the moment slowAt on slow does, if it is not 0.
 	by, slow float64
 	slowAt   time.Duration
@@ -390,7 +402,7 @@ func (e *Engine) Token() (time.Duration, bool) {
 	if !e.current.on {
 		return 0, false
 	}
-	k := min(e.current.over(e.clock)+1, e.current.rounds)
+	k := min(e.current.over(e.clock)+1, max(1, e.current.rounds)) // a step of prompts alone is one
 	return up(e.current.after(k)), true
 }
 
@@ -470,6 +482,7 @@ func (e *Engine) victim() *Sequence {
 func (e *Engine) preempt(s *Sequence) {
 	e.counts.Preempted++
 	made := min(e.Made(s), s.Output-1)
+	e.interrupted(s, made)
 	e.leave(s)
 	e.cache.release(s, s.prompt()+made, true)
 	s.from, s.state = made, Waiting
@@ -486,6 +499,7 @@ func (e *Engine) stop(s *Sequence, whole bool) {
 	// Of who has left nothing more comes into vLLM's cache, and what SGLang has
 	// not finished to compute does not.
 	drop := !whole && (!e.first || s.state == Prefilling)
+	e.interrupted(s, made)
 	e.leave(s)
 	if e.cache != nil {
 		// The last token is known but has not been computed.
@@ -512,6 +526,9 @@ func (e *Engine) leave(s *Sequence) {
 	if s.member {
 		e.members--
 		e.context -= e.holds(s)
+		if s.Timed {
+			e.timed--
+		}
 	}
 	if s.slow() != 1 {
 		e.slowed--

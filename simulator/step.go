@@ -149,6 +149,12 @@ func (e *Engine) start() {
 			s.member = true
 			e.members++
 			e.context += e.holds(s)
+			if s.Timed {
+				e.timed++
+				if e.gaps != nil {
+					e.joined = append(e.joined, s)
+				}
+			}
 		}
 		clear(e.joining)
 		e.joining = e.joining[:0]
@@ -238,6 +244,7 @@ func (e *Engine) cut() {
 	if k == p.rounds {
 		k-- // it ends now
 	}
+	e.passed(p, k)
 	p.begin, p.base = p.after(k), p.base+p.drift*k
 	e.round += k
 	e.done += k
@@ -258,6 +265,7 @@ func (e *Engine) cut() {
 // finish ends the current step.
 func (e *Engine) finish() {
 	p := e.current
+	e.passed(&p, p.rounds)
 	e.counts.Steps += int(max(1, p.rounds))
 	e.done += p.rounds
 	if p.rounds > 1 {
@@ -290,6 +298,7 @@ func (e *Engine) finish() {
 func (e *Engine) generates(s *Sequence) {
 	e.prefilling = slices.DeleteFunc(e.prefilling, func(o *Sequence) bool { return o == s })
 	s.state = Decoding
+	e.resumed(s)
 	if s.from == 0 {
 		s.First = up(e.clock)
 	}

@@ -12,7 +12,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -33,6 +32,7 @@ import (
 // never gets an error or waits long; the agent stays small while it is abused,
 // and holds nothing more afterwards.
 func TestAbuse(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("two minutes")
 	}
@@ -99,7 +99,7 @@ func newAbuse(t *testing.T, tier string) *abuse {
 		narrow: &narrowEngine{}, hostile: &hostileEngine{}}
 	certFile, keyFile := writeCertificate(t, dir)
 	simPort := freePort(t)
-	program := buildInferrail(t, dir)
+	program := asUsed(t)
 	startChild(t, program, "sim", "--port", simPort, "--served-model-name", "m", "--prefill-a", "1", "--prefill-d", "1000", "--time-per-output-token", "1ms")
 	file := filepath.Join(dir, "inferrail.yaml")
 	config := fmt.Sprintf(`listen: %s
@@ -164,19 +164,6 @@ func serveTCP(t *testing.T, serve func(c net.Conn)) string {
 		running.Wait()
 	})
 	return l.Addr().String()
-}
-
-// buildInferrail builds the program as it is used: with the race detector in it
-// an agent takes several times the memory.
-func buildInferrail(t *testing.T, dir string) string {
-	t.Helper()
-	program := filepath.Join(dir, "inferrail")
-	cmd := exec.Command("go", "build", "-o", program, ".")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
-	}
-	return program
 }
 
 // abuseMost is how many bytes the agent may take, whatever is done to it. It

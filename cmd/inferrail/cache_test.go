@@ -20,8 +20,10 @@ import (
 // predicted of each turn is what the engine says at the end of its stream. Of the
 // body, userspace reads what tells that the prefill has ended, and no more.
 func TestCachedPacketTier(t *testing.T) {
+	t.Parallel()
 	for _, engine := range []string{"vllm", "sglang"} {
 		t.Run(engine, func(t *testing.T) {
+			t.Parallel()
 			l := newLab(t, labOptions{})
 			s := l.sim(simulator.Config{Engine: engine, EnablePromptTokensDetails: true, TimePerOutputToken: time.Millisecond})
 			config := filepath.Join(t.TempDir(), "inferrail.yaml")

@@ -44,6 +44,7 @@ import (
 //
 //	make soak SOAK=20m
 func TestChaos(t *testing.T) {
+	t.Parallel()
 	tiers := []string{"copy", "packet"}
 	noPacket := bpf.Probe()
 	length := 15 * time.Second
@@ -70,6 +71,7 @@ func TestChaos(t *testing.T) {
 	}
 	for _, tier := range tiers {
 		t.Run(tier, func(t *testing.T) {
+			t.Parallel()
 			if tier == "packet" && noPacket != nil && os.Getenv("INFERRAIL_NEED_BPF") != "1" {
 				t.Skip(noPacket)
 			}
@@ -269,7 +271,11 @@ func (c *chaos) writeConfig() {
 }
 
 func (c *chaos) startEngine(e *chaosEngine) (err error) {
-	e.child, err = spawn(thisTest(), "sim", "--port", e.port, "--served-model-name", chaosSim.ServedModelName[0],
+	sim, err := inferrail()
+	if err != nil {
+		return err
+	}
+	e.child, err = spawn(sim, "sim", "--port", e.port, "--served-model-name", chaosSim.ServedModelName[0],
 		"--max-model-len", fmt.Sprint(chaosSim.MaxModelLen), "--num-gpu-blocks-override", fmt.Sprint(chaosSim.NumGPUBlocks),
 		"--prefill-a", fmt.Sprint(chaosSim.PrefillA), "--prefill-b", "0", "--prefill-d", fmt.Sprint(chaosSim.PrefillD),
 		"--time-per-output-token", chaosSim.TimePerOutputToken.String())

@@ -1,12 +1,14 @@
 package main
 
 import (
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -31,6 +33,41 @@ var thisTest = sync.OnceValue(func() string {
 	}
 	return self
 })
+
+// inferrail is the program as it is used: with the race detector in it an agent takes
+// several times the memory, and a second to end. It is built for the first test that
+// asks, and TestMain removes it. Like thisTest it may be asked for from any goroutine.
+var inferrail = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "inferrail-test-")
+	if err != nil {
+		return "", err
+	}
+	// The agent may run as a user that has no right to the folders of this one.
+	if err := os.Chmod(dir, 0o755); err != nil {
+		return "", err
+	}
+	builtIn.Store(&dir)
+	path := filepath.Join(dir, "inferrail")
+	// As make build does, which may have built most of it.
+	cmd := exec.Command("go", "build", "-trimpath", "-o", path, ".")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("go build: %w\n%s", err, out)
+	}
+	return path, nil
+})
+
+// builtIn is the folder that inferrail has made.
+var builtIn atomic.Pointer[string]
+
+func asUsed(t testing.TB) string {
+	t.Helper()
+	path, err := inferrail()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
 
 // startChild starts a process that ends when the test does, at the latest.
 func startChild(t *testing.T, program string, args ...string) *child {

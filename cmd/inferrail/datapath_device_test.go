@@ -25,8 +25,10 @@ import (
 // TestDatapathInterfacesComeAndGo: an interface that matches a glob is attached
 // to when it comes, each time, and clients behind it are carried to.
 func TestDatapathInterfacesComeAndGo(t *testing.T) {
+	t.Parallel()
 	for _, hook := range []string{"tcx", "clsact"} {
 		t.Run(hook, func(t *testing.T) {
+			t.Parallel()
 			l := newLab(t, labOptions{})
 			s := l.sim(simulator.Config{ZeroLatency: true})
 			n := l.start("packet", []string{s.URL()}, "--iface", "x*", "--iface", "p1", "--datapath-hook", hook)
@@ -138,6 +140,7 @@ func (l *lab) tunnel(a netns.NsHandle, aName string, b netns.NsHandle, bName, ne
 // TestDatapathLayer3: the client, the engine or both are reached over devices
 // whose packets begin with the IP header.
 func TestDatapathLayer3(t *testing.T) {
+	t.Parallel()
 	for _, v := range []struct {
 		name           string
 		client, engine bool // by which way the device stands
@@ -150,6 +153,7 @@ func TestDatapathLayer3(t *testing.T) {
 		{name: "engine, IPv6", engine: true, agent: "[fd09:1::1]:8080", listen: "fd09:6::2"},
 	} {
 		t.Run(v.name, func(t *testing.T) {
+			t.Parallel()
 			l := newLab(t, labOptions{})
 			if v.client {
 				l.tunnel(l.client, "tc", l.proxy, "tp0", "5")
@@ -194,7 +198,7 @@ func (l *lab) once(user *syscall.Credential, args ...string) (status int, said s
 
 func (l *lab) command(user *syscall.Credential, args ...string) *exec.Cmd {
 	args = append([]string{"agent", "--listen", ":8080", "--admin-listen", "127.0.0.1:9090", "--replica", "http://10.9.2.2:1"}, args...)
-	cmd := exec.Command("/proc/self/exe", args...)
+	cmd := exec.Command(asUsed(l.t), args...)
 	cmd.Env = append(os.Environ(), "INFERRAIL_RUN=1", "GORACE=halt_on_error=1")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: user}
 	cmd.Dir = "/"
@@ -273,6 +277,7 @@ func TestDatapathForced(t *testing.T) {
 // TestDatapathRouteChanges: the way to the client changes under a stream that
 // the kernel carries, and the old one leads nowhere.
 func TestDatapathRouteChanges(t *testing.T) {
+	t.Parallel()
 	l := newLab(t, labOptions{pathMTU: 1500})
 	s := l.sim(simulator.Config{ZeroLatency: true})
 	n := l.start("packet", []string{s.URL()})

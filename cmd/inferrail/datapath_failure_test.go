@@ -77,15 +77,14 @@ func (n *node) leave(how string, after time.Duration, seed uint64) (left time.Ti
 // TestDatapathClientsLeave: clients leave in every phase and in every way. The
 // engine is told at once, and nothing is left of them.
 func TestDatapathClientsLeave(t *testing.T) {
-	l := newLab(t, labOptions{})
+	l := newLab(t, labOptions{races: true})
 	s := l.sim(simulator.Config{ZeroLatency: true})
 	n := l.start("packet", []string{s.URL()})
 	// What an agent makes once stays: the baseline comes after a first load.
 	n.load(n.addr, 10, 2, 10*time.Second, func(k, i int) simulator.Raw {
 		return simulator.Raw{Seed: 1, Chunks: 10, Max: 100, IntervalUS: 1000}
 	})
-	time.Sleep(200 * time.Millisecond)
-	base := n.datapath()
+	base := n.settled()
 	goroutines, files := n.metric("go_goroutines"), n.files()
 
 	// One by one, to see how long the engine's slot stays taken.
@@ -163,6 +162,7 @@ func TestDatapathClientsLeave(t *testing.T) {
 // byte, as most command-line clients do. They have not left early, and their
 // tokens are counted.
 func TestDatapathClientsCloseAtTheEnd(t *testing.T) {
+	t.Parallel()
 	l := newLab(t, labOptions{})
 	s := l.sim(simulator.Config{PrefillA: 0.1, TimePerOutputToken: time.Millisecond})
 	n := l.start("packet", []string{s.URL()})
@@ -203,6 +203,7 @@ func TestDatapathClientsCloseAtTheEnd(t *testing.T) {
 // TestDatapathPausingClients: clients with small buffers that stop reading now
 // and then get their bytes all the same.
 func TestDatapathPausingClients(t *testing.T) {
+	t.Parallel()
 	l := newLab(t, labOptions{})
 	s := l.sim(simulator.Config{ZeroLatency: true})
 	n := l.start("packet", []string{s.URL()})
@@ -268,8 +269,10 @@ func (l *lab) queued(list []socket, port int) (tx, rx int) {
 // again after ten seconds it gets every byte: the engine's probes of the closed
 // window were answered all the while.
 func TestDatapathStalledClient(t *testing.T) {
+	t.Parallel()
 	for tier, stall := range map[string]time.Duration{"packet": 10 * time.Second, "copy": 3 * time.Second} {
 		t.Run(tier, func(t *testing.T) {
+			t.Parallel()
 			l := newLab(t, labOptions{})
 			s := l.sim(simulator.Config{ZeroLatency: true})
 			n := l.start(tier, []string{s.URL()})
@@ -278,8 +281,8 @@ func TestDatapathStalledClient(t *testing.T) {
 				return simulator.Raw{Seed: uint64(k), Chunks: 20, Max: 20000, IntervalUS: 300}
 			})
 			before := n.memory()
-			// 64 MiB, in pieces that come one by one as long as they can.
-			r := simulator.Raw{Seed: 7, Chunks: 4096, Max: 32768, IntervalUS: 200}
+			// 32 MiB, in pieces that come one by one as long as they can.
+			r := simulator.Raw{Seed: 7, Chunks: 2048, Max: 32768, IntervalUS: 200}
 			c, err := l.open(n.addr, r, 0)
 			l.check(err)
 			defer c.Close()
@@ -289,15 +292,15 @@ func TestDatapathStalledClient(t *testing.T) {
 
 			// The engine is blocked when its socket's queue does not shrink.
 			var tx int
-			l.eventually(8*time.Second, func() bool {
+			l.eventually(20*time.Second, func() bool {
 				first, _ := l.queued(l.sockets(l.engine), port)
 				time.Sleep(500 * time.Millisecond)
 				tx, _ = l.queued(l.sockets(l.engine), port)
 				return tx > 0 && tx == first
 			}, func() string { return "the engine is not blocked" })
-			if s.Running() != 1 {
-				t.Errorf("%d requests run at the engine", s.Running())
-			}
+			// A handler of one of those before ends behind its answer.
+			l.eventually(20*time.Second, func() bool { return s.Running() == 1 },
+				func() string { return fmt.Sprintf("%d requests run at the engine", s.Running()) })
 			// Others go on.
 			if good := n.load(n.addr, 10, 5, 5*time.Second, func(k, i int) simulator.Raw {
 				return simulator.Raw{Seed: uint64(k*10 + i), Chunks: 20, Max: 400, IntervalUS: 1000}
@@ -315,16 +318,17 @@ func TestDatapathStalledClient(t *testing.T) {
 			limit := 4 << 20
 			if tier == "packet" {
 				limit = 1 << 20
-				if d := n.datapath(); d.Now.Active != 1 {
-					t.Errorf("the kernel does not carry the stalled response: %+v", d)
-				}
+				l.eventually(20*time.Second, func() bool { return n.datapath().Now.Active == 1 },
+					func() string {
+						return fmt.Sprintf("the kernel does not carry the stalled response alone: %+v", n.datapath())
+					})
 			}
 			if toClient+fromEngine > limit {
 				t.Errorf("%d and %d bytes are queued in the agent's sockets", fromEngine, toClient)
 			}
 
 			time.Sleep(time.Until(began.Add(stall)))
-			c.SetReadDeadline(time.Now().Add(20 * time.Second))
+			c.SetReadDeadline(time.Now().Add(time.Minute))
 			began = time.Now()
 			// More than the client's own socket can hold.
 			err = c.read(16 << 20)
@@ -345,6 +349,7 @@ func TestDatapathStalledClient(t *testing.T) {
 // that say so are lost. Only the engine's probe of the window, answered by the
 // client itself, lets the response go on.
 func TestDatapathLostWindowUpdate(t *testing.T) {
+	t.Parallel()
 	l := newLab(t, labOptions{})
 	s := l.sim(simulator.Config{ZeroLatency: true})
 	n := l.start("packet", []string{s.URL()})
@@ -353,8 +358,14 @@ func TestDatapathLostWindowUpdate(t *testing.T) {
 	l.check(err)
 	defer c.Close()
 	n.carried(1)
-	time.Sleep(time.Second)
-	carried := n.datapath().Kernel.Bytes
+	// The window is closed when the kernel has nothing more to carry.
+	var carried uint64
+	l.eventually(20*time.Second, func() bool {
+		before := n.datapath().Kernel.Bytes
+		time.Sleep(500 * time.Millisecond)
+		carried = n.datapath().Kernel.Bytes
+		return carried > 0 && carried == before
+	}, func() string { return "the window does not close" })
 	l.nftAt(l.client, `table inet lossy {
 		chain out { type filter hook output priority filter; policy drop; }
 	}`)
@@ -380,8 +391,10 @@ func TestDatapathLostWindowUpdate(t *testing.T) {
 // TestDatapathEngineBreaks: when an engine breaks off in the middle, its client
 // sees a broken response, never one that looks whole.
 func TestDatapathEngineBreaks(t *testing.T) {
+	t.Parallel()
 	for _, tier := range []string{"packet", "copy"} {
 		t.Run(tier, func(t *testing.T) {
+			t.Parallel()
 			l := newLab(t, labOptions{})
 			s := l.sim(simulator.Config{ZeroLatency: true})
 			n := l.start(tier, []string{s.URL()})
@@ -486,6 +499,7 @@ func TestDatapathKilled(t *testing.T) {
 			n := l.start("packet", []string{s.URL()}, "--datapath-hook", hook)
 			const clients = 200
 			ended := make(chan error, clients)
+			var begun atomic.Int64
 			for k := range clients {
 				go func() {
 					c, err := l.open(n.addr, simulator.Raw{Seed: uint64(k), Chunks: 5000, Max: 300, IntervalUS: 40000}, 0)
@@ -498,10 +512,13 @@ func TestDatapathKilled(t *testing.T) {
 						ended <- fmt.Errorf("client %d did not come so far: %w", k, err)
 						return
 					}
+					begun.Add(1)
 					_, err = io.Copy(io.Discard, c.body)
 					ended <- err
 				}()
 			}
+			l.eventually(20*time.Second, func() bool { return begun.Load() == clients },
+				func() string { return fmt.Sprintf("%d of %d responses have begun", begun.Load(), clients) })
 			n.carried(clients * 95 / 100)
 			killed := time.Now()
 			n.kill()
@@ -558,9 +575,11 @@ func TestDatapathKilled(t *testing.T) {
 // while connections to it are pooled, after an end in order and after one that
 // nobody heard of.
 func TestDatapathEngineRestarts(t *testing.T) {
+	t.Parallel()
 	for _, silent := range []bool{false, true} {
 		t.Run(fmt.Sprintf("silent=%v", silent), func(t *testing.T) {
-			l := newLab(t, labOptions{})
+			t.Parallel()
+			l := newLab(t, labOptions{races: true})
 			config := simulator.Config{ZeroLatency: true}
 			s := l.sim(config)
 			config.Port, config.Host = portOf(t, s), "10.9.2.2"
@@ -608,36 +627,47 @@ func TestDatapathEngineRestarts(t *testing.T) {
 // TestDatapathDrains: a signal lets running responses finish, refuses new
 // clients, and the agent ends well.
 func TestDatapathDrains(t *testing.T) {
-	l := newLab(t, labOptions{})
+	t.Parallel()
+	l := newLab(t, labOptions{races: true})
 	s := l.sim(simulator.Config{ZeroLatency: true})
 	n := l.start("packet", []string{s.URL()})
 	const clients = 60
 	results := make(chan error, clients)
+	var begun atomic.Int64
 	for k := range clients {
 		go func() {
-			c, err := l.open(n.addr, simulator.Raw{Seed: uint64(k), Chunks: 100, Max: 400, IntervalUS: 20000}, 0)
+			c, err := l.open(n.addr, simulator.Raw{Seed: uint64(k), Chunks: 200, Max: 400, IntervalUS: 20000}, 0)
 			if err == nil {
 				defer c.Close()
-				c.SetReadDeadline(time.Now().Add(20 * time.Second))
+				c.SetReadDeadline(time.Now().Add(30 * time.Second))
 				if err = c.head(); err == nil {
+					begun.Add(1)
 					err = c.rest()
 				}
 			}
 			results <- err
 		}()
 	}
-	n.carried(clients * 9 / 10)
 	idle, err := l.dial(n.addr)
 	l.check(err)
 	defer idle.Close()
-	time.Sleep(50 * time.Millisecond)
+	l.eventually(20*time.Second, func() bool { return begun.Load() == clients && n.datapath().Connections == clients+1 },
+		func() string {
+			return fmt.Sprintf("%d of %d responses have begun: %+v", begun.Load(), clients, n.datapath())
+		})
+	n.carried(clients * 9 / 10)
 	n.cmd.Process.Signal(syscall.SIGTERM)
-	time.Sleep(300 * time.Millisecond)
-	if c, err := l.dial(n.addr); err == nil {
-		c.Close()
-		t.Error("a draining agent takes connections")
-	} else if !errors.Is(err, syscall.ECONNREFUSED) {
-		t.Errorf("a draining agent answers a new client with: %v", err)
+	var refusal error
+	l.eventually(20*time.Second, func() bool {
+		c, err := l.dial(n.addr)
+		if err == nil {
+			c.Close()
+		}
+		refusal = err
+		return err != nil
+	}, func() string { return "a draining agent takes connections" })
+	if !errors.Is(refusal, syscall.ECONNREFUSED) {
+		t.Errorf("a draining agent answers a new client with: %v", refusal)
 	}
 	if d := n.datapath(); d.Now.Active < clients/2 {
 		t.Errorf("the responses do not go on in the kernel: %+v", d)
@@ -658,7 +688,7 @@ func TestDatapathDrains(t *testing.T) {
 			t.Errorf("the agent ended with %v", err)
 		}
 		n.cmd = nil
-	case <-time.After(5 * time.Second):
+	case <-time.After(20 * time.Second):
 		t.Error("the agent does not end when its last response has")
 	}
 	if pins, _ := l.remains(); len(pins) > 0 {
@@ -670,13 +700,17 @@ func TestDatapathDrains(t *testing.T) {
 // is cut in both tiers, and its engine freed: in the packet tier the engine
 // would wait for ever, told by the client's kernel that its window is closed.
 func TestDatapathStallTimeout(t *testing.T) {
+	t.Parallel()
 	for _, tier := range []string{"packet", "copy"} {
 		t.Run(tier, func(t *testing.T) {
+			t.Parallel()
 			l := newLab(t, labOptions{})
 			s := l.sim(simulator.Config{ZeroLatency: true})
 			file := filepath.Join(t.TempDir(), "config.yaml")
-			l.check(os.WriteFile(file, []byte("server: {stall_timeout: 2s}\n"), 0o600))
+			const stall = 2 * time.Second
+			l.check(os.WriteFile(file, []byte(fmt.Sprintf("server: {stall_timeout: %v}\n", stall)), 0o600))
 			n := l.start(tier, []string{s.URL()}, "--config", file)
+			began := time.Now()
 			c, err := l.open(n.addr, simulator.Raw{Seed: 7, Chunks: 4096, Max: 32768, IntervalUS: 200}, 0)
 			l.check(err)
 			defer c.Close()
@@ -686,13 +720,15 @@ func TestDatapathStallTimeout(t *testing.T) {
 			l.check(err)
 			defer idle.Close()
 			l.check(idle.head())
-			time.Sleep(1500 * time.Millisecond)
-			if s.Running() != 2 {
-				t.Fatalf("%d requests run at the engine before the time is over", s.Running())
-			}
-			l.eventually(10*time.Second, func() bool { return s.Running() == 1 },
+			l.eventually(20*time.Second, func() bool { return s.Aborted() == 1 },
 				func() string { return fmt.Sprintf("%d requests run at the engine; %+v", s.Running(), n.datapath()) })
+			if took := time.Since(began); took < stall {
+				t.Errorf("it was cut after %v, before the time was over", took)
+			}
 			l.check(idle.rest())
+			if s.Aborted() != 1 {
+				t.Errorf("%d were cut", s.Aborted())
+			}
 		})
 	}
 }
@@ -701,6 +737,7 @@ func TestDatapathStallTimeout(t *testing.T) {
 // sockets' queues, whose numbers the programs have to correct until a slow
 // client has them.
 func TestDatapathSlowClientAtShutdown(t *testing.T) {
+	t.Parallel()
 	l := newLab(t, labOptions{delay: 800 * time.Millisecond})
 	s := l.sim(simulator.Config{ZeroLatency: true})
 	n := l.start("packet", []string{s.URL()})
@@ -720,8 +757,11 @@ func TestDatapathSlowClientAtShutdown(t *testing.T) {
 	for i := range more {
 		l.check(ask(c.TCPConn, answer(i)))
 	}
-	l.eventually(10*time.Second, func() bool { return n.datapath().Running == 0 && s.Running() == 0 },
-		func() string { return "requests still run" })
+	// Nothing runs before they have arrived, either.
+	l.eventually(30*time.Second, func() bool { return s.Finished() == 1+more && n.datapath().Running == 0 },
+		func() string {
+			return fmt.Sprintf("%d of %d answers are given: %+v", s.Finished(), 1+more, n.datapath())
+		})
 	if tx, _ := l.queued(l.sockets(l.proxy), 8080); tx == 0 {
 		t.Fatal("nothing is queued for the client, so nothing is tested")
 	}

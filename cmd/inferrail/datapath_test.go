@@ -85,6 +85,7 @@ func (n *node) load(addr string, connections, each int, patience time.Duration, 
 }
 
 func TestPacketTierByteExact(t *testing.T) {
+	t.Parallel()
 	l := newLab(t, labOptions{})
 	s := l.sim(simulator.Config{ZeroLatency: true})
 	n := l.start("packet", []string{s.URL()})
@@ -118,6 +119,7 @@ func TestPacketTierByteExact(t *testing.T) {
 // connections, so that each is spliced hundreds of times and engine
 // connections serve many clients.
 func TestDatapathKeepAlive(t *testing.T) {
+	t.Parallel()
 	l := newLab(t, labOptions{})
 	s := l.sim(simulator.Config{ZeroLatency: true})
 	n := l.start("packet", []string{s.URL()})
@@ -140,6 +142,7 @@ func TestDatapathKeepAlive(t *testing.T) {
 
 // TestDatapathVariants forces each way to attach and to loop, and each family.
 func TestDatapathVariants(t *testing.T) {
+	t.Parallel()
 	for _, v := range []struct {
 		name, engine, addr string
 		args               []string
@@ -151,6 +154,7 @@ func TestDatapathVariants(t *testing.T) {
 		{"IPv6", "fd09:2::2", "[fd09:1::1]:8080", nil},
 	} {
 		t.Run(v.name, func(t *testing.T) {
+			t.Parallel()
 			l := newLab(t, labOptions{})
 			s := l.sim(simulator.Config{ZeroLatency: true, Host: v.engine})
 			n := l.start("packet", []string{s.URL()}, v.args...)
@@ -171,6 +175,7 @@ func TestDatapathVariants(t *testing.T) {
 
 // TestDatapathLoopback: client, agent and engine on one host.
 func TestDatapathLoopback(t *testing.T) {
+	t.Parallel()
 	l := newLab(t, labOptions{})
 	l.client, l.engine = l.proxy, l.proxy
 	s := l.sim(simulator.Config{ZeroLatency: true, Host: "127.0.0.1"})
@@ -188,6 +193,7 @@ func TestDatapathLoopback(t *testing.T) {
 // TestDatapathEngineBehindLoopback: the engine is on the agent's host, the
 // client is not.
 func TestDatapathEngineBehindLoopback(t *testing.T) {
+	t.Parallel()
 	l := newLab(t, labOptions{})
 	l.engine = l.proxy
 	for _, host := range []string{"127.0.0.1", "10.9.2.1"} {
@@ -208,6 +214,7 @@ func TestDatapathEngineBehindLoopback(t *testing.T) {
 // TestDatapathBehindDNAT: clients reach the agent through a redirected port,
 // and a firewall drops what connection tracking thinks invalid.
 func TestDatapathBehindDNAT(t *testing.T) {
+	t.Parallel()
 	l := newLab(t, labOptions{})
 	l.nft(`table inet lab {
 		chain nat { type nat hook prerouting priority dstnat; tcp dport 80 redirect to :8080; }
@@ -232,6 +239,7 @@ func TestDatapathBehindDNAT(t *testing.T) {
 
 // TestDatapathMTU: the engine's network carries 9,000 bytes, the client's 1,500.
 func TestDatapathMTU(t *testing.T) {
+	t.Parallel()
 	l := newLab(t, labOptions{clientMTU: 1500, engineMTU: 9000, noOffload: true})
 	s := l.sim(simulator.Config{ZeroLatency: true})
 	n := l.start("packet", []string{s.URL()})
@@ -249,6 +257,7 @@ func TestDatapathMTU(t *testing.T) {
 // client never owes nothing, and the kernel takes over all the same: userspace
 // reads little more than the head.
 func TestDatapathFarClient(t *testing.T) {
+	t.Parallel()
 	l := newLab(t, labOptions{delay: 30 * time.Millisecond})
 	s := l.sim(simulator.Config{})
 	n := l.start("packet", []string{s.URL()})
@@ -299,6 +308,7 @@ func TestDatapathLoss(t *testing.T) {
 // packets than either end knows, and says so about packets the kernel carried.
 // With copied answers among them it also says so about the agent's own.
 func TestDatapathSmallPath(t *testing.T) {
+	t.Parallel()
 	for _, v := range []struct {
 		name, engine, addr string
 		copied             bool
@@ -308,6 +318,7 @@ func TestDatapathSmallPath(t *testing.T) {
 		{"copied answers too", "10.9.2.2", "10.9.1.1:8080", true},
 	} {
 		t.Run(v.name, func(t *testing.T) {
+			t.Parallel()
 			l := newLab(t, labOptions{pathMTU: 1380})
 			s := l.sim(simulator.Config{ZeroLatency: true, Host: v.engine})
 			n := l.start("packet", []string{s.URL()})

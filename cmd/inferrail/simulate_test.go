@@ -17,6 +17,7 @@ import (
 // TestSimulate runs the command lines of testdata/simulate, and compares what they print.
 // TRACE stands for a trace of a few requests.
 func TestSimulate(t *testing.T) {
+	withoutRace(t) // it computes for long, as TestSimulateJSON does in little
 	trace := file(t, "trace.jsonl", `
 {"timestamp": 0, "input_length": 2000, "output_length": 20, "hash_ids": [0, 1, 2, 3]}
 {"timestamp": 1500, "input_length": 1700, "output_length": 5, "hash_ids": [0, 1, 2, 4]}
@@ -65,7 +66,7 @@ func TestSimulateJSON(t *testing.T) {
 	if err := json.Unmarshal([]byte(texts[0]), &raw); err != nil {
 		t.Fatal(err)
 	}
-	for _, measure := range []string{"ttft", "tpot", "e2e"} {
+	for _, measure := range []string{"ttft", "tpot", "itl", "e2e"} {
 		of, _ := raw.Runs[0][measure].(map[string]any)
 		for _, quantile := range []string{"p50", "p90", "p99"} {
 			if v, ok := of[quantile].(float64); !ok || v <= 0 {

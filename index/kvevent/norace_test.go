@@ -2,4 +2,6 @@
 
 package kvevent
 
-const raceDetector = false
+import "testing"
+
+func withoutRace(testing.TB) {}

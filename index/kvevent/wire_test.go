@@ -553,9 +553,7 @@ func stores() *Batch {
 }
 
 func TestDecodeAllocatesNothing(t *testing.T) {
-	if raceDetector {
-		t.Skip("the race detector allocates")
-	}
+	withoutRace(t)
 	var d Decoder
 	var b Batch
 	payloads := [][]byte{AppendBatch(nil, VLLM, 0, stores()), AppendBatch(nil, SGLangArrays, 0, stores())}

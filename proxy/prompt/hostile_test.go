@@ -83,9 +83,7 @@ func TestHostileRequests(t *testing.T) {
 // TestHostileMemory: what a body of the largest size has the agent hold while it
 // is followed is bounded: it does not grow with the number of values in it.
 func TestHostileMemory(t *testing.T) {
-	if raceDetector {
-		t.Skip("allocations are counted without the race detector")
-	}
+	withoutRace(t)
 	m, err := Load(Source{Tokenizer: "builtin:sim"})
 	if err != nil {
 		t.Fatal(err)

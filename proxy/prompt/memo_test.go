@@ -211,9 +211,7 @@ func chatBody(size int) string {
 
 // TestMemoHitAllocatesNothing: from the body that a client sends to the ids.
 func TestMemoHitAllocatesNothing(t *testing.T) {
-	if raceDetector {
-		t.Skip("the race detector allocates")
-	}
+	withoutRace(t)
 	m, err := Load(Source{Tokenizer: "builtin:sim", Cache: tokenizer.NewCache(4 << 20)})
 	if err != nil {
 		t.Fatal(err)

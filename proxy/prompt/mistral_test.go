@@ -265,7 +265,7 @@ func TestMistralTakesTheEnginesEffort(t *testing.T) {
 		}
 		got := reason.String()
 		if reason == Exact {
-			got = string(s.appendText(nil))
+			got = strings.Join(spelled(&s), "")
 		}
 		if got != want {
 			t.Errorf("%s, %s: got %s, want %s", kwargs, body, got, want)

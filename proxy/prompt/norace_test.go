@@ -2,4 +2,8 @@
 
 package prompt
 
+import "testing"
+
 const raceDetector = false
+
+func withoutRace(testing.TB) {}

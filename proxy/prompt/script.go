@@ -8,8 +8,7 @@ import (
 
 // script is a prompt as a renderer by code spells it out: special tokens, and
 // texts which are encoded each on its own and in which nothing is special. The
-// zero value is empty. One goroutine uses it at a time; it keeps its memory
-// when it is reset.
+// zero value is empty. One goroutine uses it, for one prompt.
 type script struct {
 	pieces []piece
 }
@@ -18,11 +17,6 @@ type script struct {
 type piece struct {
 	text  string
 	token bool
-}
-
-func (s *script) reset() {
-	clear(s.pieces)
-	s.pieces = s.pieces[:0]
 }
 
 func (s *script) token(name string) { s.pieces = append(s.pieces, piece{text: name, token: true}) }
@@ -48,15 +42,6 @@ func (s *script) encode(dst *Prompt, t *tokenizer.Tokenizer, ids map[string]uint
 		}
 	}
 	return Exact
-}
-
-// appendText appends the script as text, which stands for the ids where there
-// are none.
-func (s *script) appendText(dst []byte) []byte {
-	for _, p := range s.pieces {
-		dst = append(dst, p.text...)
-	}
-	return dst
 }
 
 // tokenIDs returns the ids of special tokens, or the name of one that the

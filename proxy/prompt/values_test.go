@@ -221,9 +221,7 @@ func TestUsedPromptIsAsGoodAsNew(t *testing.T) {
 // TestGrowingChatAlloc bounds what a turn of a conversation leaves to the garbage
 // collector: little beside the body and the text, which are not copied.
 func TestGrowingChatAlloc(t *testing.T) {
-	if raceDetector {
-		t.Skip("the race detector allocates")
-	}
+	withoutRace(t)
 	m, err := Load(Source{Tokenizer: simulated, Cache: tokenizer.NewCache(64 << 20)})
 	if err != nil {
 		t.Fatal(err)

@@ -29,9 +29,11 @@ type agent struct {
 	// admission is nil when all are taken.
 	admission *policy.Admission
 	room      policy.Queue[*visit]
-	// holding holds all requests that are not sent yet when Fleet.Hold is set, and
-	// looks for one to send at releases.
-	holding  policy.Holding[*visit]
+	// held are the requests that wait by the rule of holding until a replica is free,
+	// and heldWork how many seconds they take. They are looked at again at releases.
+	holding  policy.Holding
+	held     policy.Queue[*visit]
+	heldWork float64
 	releases time.Duration
 
 	// The memory of one decision.
@@ -112,7 +114,7 @@ func (a *agent) believe(i int, why string) {
 // ask takes a request: to an engine, into the room, or not at all.
 func (a *agent) ask(v *visit) {
 	v.agent = a
-	if a.holding.Lead > 0 {
+	if a.holding.Holds() {
 		a.hold(v)
 		return
 	}
@@ -154,9 +156,6 @@ func (a *agent) describe(v *visit, now time.Time) {
 		s, c := &a.slots[i], &a.candidates[i]
 		s.standing.Describe(c, s.inFlight, 0, now)
 		c.Slot, c.Key = i, r.keys[i]
-		if v.prompts != nil {
-			c.Wait += a.holding.Planned(i)
-		}
 		if a.learns {
 			c.Filter = s.standing.Filter.State()
 		}

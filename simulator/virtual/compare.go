@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/inferrail/inferrail/policy"
+	"github.com/inferrail/inferrail/simulator"
 	"github.com/inferrail/inferrail/simulator/workload"
 )
 
@@ -74,11 +75,12 @@ type job struct {
 
 // do serves the job and makes its summary.
 func (p *Plan) do(ctx context.Context, j *job, curves bool) (workload.Summary, error) {
-	o, err := j.fleet.Serve(ctx, j.workload, j.policy, Options{Seed: j.seed, Served: p.Served})
+	o, err := j.fleet.Serve(ctx, j.workload, j.policy, Options{Seed: j.seed, Served: p.Served, Warm: j.warm})
 	if err != nil {
 		return workload.Summary{}, fmt.Errorf("policy %s: %w", j.name, err)
 	}
 	s := workload.Summarize(o.Records, j.workload, workload.SummaryOptions{Policy: j.name, Replicas: len(j.fleet.Engines), Limits: p.Limits, Warm: j.warm})
+	s.ITL = quantilesOf(o.Gaps)
 	hit, queried := 0, 0
 	for _, c := range o.Counts {
 		hit, queried = hit+c.Hit, queried+c.Queried
@@ -90,6 +92,12 @@ func (p *Plan) do(ctx context.Context, j *job, curves bool) (workload.Summary, e
 		s.Curves = workload.NewCurves(o.Records, j.warm)
 	}
 	return s, nil
+}
+
+// quantilesOf are those of the times between tokens.
+func quantilesOf(g *simulator.Gaps) workload.Quantiles {
+	q := g.Quantiles(50, 90, 99)
+	return workload.Quantiles{Mean: milliseconds(g.Mean()), P50: milliseconds(q[0]), P90: milliseconds(q[1]), P99: milliseconds(q[2]), Max: milliseconds(g.Longest())}
 }
 
 // speed is Speed, or 1.

@@ -74,9 +74,7 @@ func TestCompare(t *testing.T) {
 
 // What can be served is where the limits are just kept.
 func TestFindCapacity(t *testing.T) {
-	if raceEnabled {
-		t.Skip("it has no more goroutines than TestCompare, and some sixty runs")
-	}
+	withoutRace(t)
 	p := smallPlan(t, 1)
 	p.Limits.TTFT = 500
 	found, err := p.FindCapacity(t.Context())

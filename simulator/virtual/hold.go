@@ -7,21 +7,32 @@ import (
 	"github.com/inferrail/inferrail/policy"
 )
 
-// hold takes a request that is sent when a replica is nearly free for it, which may be
-// at once.
+// hold takes a request, which is sent when a replica is free for it. That may be at once.
 func (a *agent) hold(v *visit) {
-	a.describe(v, a.run.clock())
-	least := float64(policy.MostTTFT)
+	now := a.run.clock()
+	a.describe(v, now)
+	free, least := false, float64(policy.MostTTFT)
 	for i := range a.candidates {
+		free = free || a.holding.Free(&a.candidates[i])
 		least = min(least, a.prefill(v, i))
 	}
-	// They are looked up again each time that a replica is chosen.
+	if a.held.Len() == 0 && free {
+		v.taken = now
+		a.send(v, now)
+		return
+	}
+	// It is looked up again when it is sent.
 	v.prompts = slices.Clone(a.prompts)
 	for i := range v.prompts {
 		p := &v.prompts[i]
 		p.Chain = slices.Clone(p.Chain)
 	}
-	a.holding.Hold(v, a.run.now.Seconds(), least)
+	foretold := a.candidates[v.choice].Wait + a.heldWork/float64(len(a.slots))
+	v.prefill = least
+	v.ticket = policy.Ticket[*visit]{Value: v, Tokens: len(v.seq.Prompt), Key: a.holding.Key(a.run.now.Seconds(), least)}
+	a.held.Push(&v.ticket)
+	a.heldWork += least
+	a.run.after(seconds(a.holding.Longest(foretold, least)), note{kind: noteHeld, visit: v})
 	a.release()
 }
 
@@ -32,56 +43,57 @@ func (a *agent) prefill(v *visit, i int) float64 {
 	return c.Speed.Time(policy.Prefill(v.asked.Tokens-int(c.Cached), int(c.Cached)))
 }
 
-// release sends those that are held and whose replicas are nearly free, and comes again
-// when the next replica should be.
+// release sends those that are held, in their order, while a replica is free, and comes
+// again when the next one should be.
 func (a *agent) release() {
-	h := &a.holding
-	if h.Len() == 0 {
+	for a.held.Len() > 0 {
+		free, next := a.nearlyFree(a.run.clock())
+		if free {
+			a.let(a.held.Peek().Value)
+			continue
+		}
+		at := a.run.now + max(next, leastRound)
+		if a.releases <= a.run.now || at < a.releases {
+			a.releases = at
+			a.run.after(at-a.run.now, note{kind: noteRelease, agent: a})
+		}
 		return
-	}
-	now := a.run.clock()
-	if free, _ := a.nearlyFree(now); free {
-		h.Begin(len(a.slots))
-		for v, ok := h.Next(); ok; v, ok = h.Next() {
-			a.describe(v, now)
-			if h.Place(v.choice, a.candidates[v.choice].Wait, a.prefill(v, v.choice)) {
-				v.prompts, v.taken = nil, now
-				v.expected += now.Sub(v.came).Seconds()
-				a.send(v, now)
-			}
-		}
-		if h.Len() == 0 {
-			return
-		}
-	}
-	_, next := a.nearlyFree(now)
-	at := a.run.now + max(next, leastRound)
-	if a.releases <= a.run.now || at < a.releases {
-		a.releases = at
-		a.run.after(at-a.run.now, note{kind: noteRelease, agent: a})
 	}
 }
 
-// leastRound is the least time between two rounds that no token has called for, and
+// let sends one that is held.
+func (a *agent) let(v *visit) {
+	now := a.run.clock()
+	a.held.Take(&v.ticket)
+	a.heldWork -= v.prefill
+	if a.held.Len() == 0 {
+		a.heldWork = 0 // not what rounding leaves
+	}
+	a.describe(v, now)
+	v.prompts, v.taken = nil, now
+	v.expected += now.Sub(v.came).Seconds()
+	a.send(v, now)
+}
+
+// leastRound is the least time between two looks that no token has called for, and
 // mostRound the most.
 const (
 	leastRound = time.Millisecond
 	mostRound  = 50 * time.Millisecond
 )
 
-// nearlyFree reports that a replica has less than the lead before it, and how long it
-// takes until the next one should.
+// nearlyFree reports that a replica takes more, and how long it takes until the next one
+// should.
 func (a *agent) nearlyFree(now time.Time) (free bool, next time.Duration) {
 	next = mostRound
 	for i := range a.slots {
 		s := &a.slots[i]
 		var c policy.Candidate
 		s.standing.Describe(&c, s.inFlight, 0, now)
-		if c.Wait < a.holding.Lead {
-			free = true
-		} else {
-			next = min(next, seconds(c.Wait-a.holding.Lead))
+		if a.holding.Free(&c) {
+			return true, 0
 		}
+		next = min(next, seconds(a.holding.Next(&c)))
 	}
-	return free, next
+	return false, next
 }

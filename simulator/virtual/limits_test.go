@@ -68,11 +68,8 @@ func mostHits(c *Chains, room int) int {
 // The ceiling is what the best of all choices has, of which none is left out.
 func TestCeilingIsTheMost(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
-	below, tries := 0, 150
-	if raceEnabled {
-		tries = 20
-	}
-	for range tries {
+	below := 0
+	for range lessUnderRace(t, 150, 20) {
 		w := tiny(rng)
 		c := NewChains(w, 1, 0)
 		if c.blocks > 12 {

@@ -32,6 +32,8 @@ type Options struct {
 	Seed uint64
 	// Served, if not nil, counts the requests that are over, for who waits.
 	Served *atomic.Int64
+	// Warm leaves the requests that come before out of the Gaps.
+	Warm time.Duration
 }
 
 // Outcome is what came of a run. It is the caller's.
@@ -40,6 +42,8 @@ type Outcome struct {
 	Records []workload.Record
 	// Counts are what each engine has counted.
 	Counts []simulator.Counts
+	// Gaps are the times between the tokens of all answers.
+	Gaps *simulator.Gaps
 }
 
 // Serve lets f serve w under a policy, and returns when all requests are over. The same
@@ -53,7 +57,7 @@ func (f *Fleet) Serve(ctx context.Context, w *workload.Workload, p policy.Policy
 	if err := r.serve(ctx); err != nil {
 		return nil, err
 	}
-	out := &Outcome{Records: r.records, Counts: make([]simulator.Counts, len(r.engines))}
+	out := &Outcome{Records: r.records, Counts: make([]simulator.Counts, len(r.engines)), Gaps: &r.gaps}
 	for i, e := range r.engines {
 		out.Counts[i] = e.Counts()
 	}
@@ -67,6 +71,8 @@ type run struct {
 	fleet    *Fleet
 	workload *workload.Workload
 	served   *atomic.Int64
+	warm     time.Duration
+	gaps     simulator.Gaps
 	records  []workload.Record
 	agents   []*agent
 
@@ -103,8 +109,10 @@ type visit struct {
 	claim   index.Claim
 	ticket  policy.Ticket[*visit]
 
-	// prompts are its chains while it is held, by size of blocks.
+	// prompts are its chains while it is held, by size of blocks, and prefill how many
+	// seconds it takes where it takes least.
 	prompts []index.Prompt
+	prefill float64
 
 	came, taken time.Time
 	choice      int
@@ -134,13 +142,14 @@ const (
 	noteEvents                   // all agents have events of engine
 	notePatience                 // visit has waited for long enough
 	noteTick                     // agent lets who waits try again
+	noteHeld                     // visit was held for as long as it may be
 	noteRelease                  // agent sends who is held and can go
 	noteThrottle                 // engine takes so many times as long
 )
 
 func newRun(f *Fleet, w *workload.Workload, p policy.Policy, o Options) (*run, error) {
 	r := &run{
-		fleet: f, workload: w, served: o.Served, records: make([]workload.Record, len(w.Requests)),
+		fleet: f, workload: w, served: o.Served, warm: o.Warm, records: make([]workload.Record, len(w.Requests)),
 		visits: map[*simulator.Sequence]*visit{}, left: len(w.Requests),
 	}
 	var err error
@@ -152,6 +161,7 @@ func newRun(f *Fleet, w *workload.Workload, p policy.Policy, o Options) (*run, e
 		if err != nil {
 			return nil, fmt.Errorf("replica %d: %w", i, err)
 		}
+		e.Measure(&r.gaps)
 		r.engines = append(r.engines, e)
 	}
 	r.asked = make([]bool, len(r.engines))
@@ -256,7 +266,7 @@ func (r *run) come() {
 	v := &visit{request: q, record: &r.records[k], came: r.clock(), engine: -1}
 	*v.record = workload.Record{Index: k, Scheduled: q.At, Sent: q.At, Replica: -1}
 	v.seq.Prompt = q.AppendPrompt(make([]uint32, 0, q.Input()))
-	v.seq.Output = max(q.Output, 1)
+	v.seq.Output, v.seq.Timed = max(q.Output, 1), q.At >= r.warm
 	v.seq.Said = q.AppendAnswer(make([]uint32, 0, v.seq.Output), k)
 	v.record.Input = len(v.seq.Prompt)
 	if v.record.Input == 0 {
@@ -295,6 +305,10 @@ func (r *run) happen(n *note) {
 		if n.agent.room.Len() > 0 {
 			n.agent.news()
 			n.agent.tick()
+		}
+	case noteHeld:
+		if n.visit.ticket.Queued() {
+			n.visit.agent.let(n.visit)
 		}
 	case noteRelease:
 		n.agent.release()

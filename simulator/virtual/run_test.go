@@ -89,8 +89,8 @@ func (s *scene) serve(t testing.TB) *Outcome {
 // found in their caches is what the records say, no engine has done more than there was
 // time for, and nothing is better than what nothing can be better than.
 func TestServe(t *testing.T) {
-	scenes := uint64(150)
-	if testing.Short() || raceEnabled {
+	scenes := uint64(lessUnderRace(t, 150, 30))
+	if testing.Short() {
 		scenes = 30
 	}
 	refused, served := 0, 0
@@ -331,5 +331,36 @@ func TestServeEnds(t *testing.T) {
 	cancel(cause)
 	if _, err := s.fleet.Serve(ctx, s.workload, s.policy, Options{}); err != cause {
 		t.Errorf("it ends with %v", err)
+	}
+}
+
+// The times between tokens are those of all answers that count: as many as there are
+// further tokens, and together as long as it is from first tokens to last ones.
+func TestGapsAreOfAnswers(t *testing.T) {
+	w, err := workload.Generate(workload.Options{Name: "w3", Seed: 3, Rate: 20, Requests: 400})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := policy.New("cost_model", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	warm := w.Requests[100].At
+	f := Fleet{Engines: []simulator.Config{{Profile: "h100-llama-8b"}, {Engine: "sglang", Profile: "h100-llama-8b", NumGPUBlocks: 4000}}, Events: true}
+	o, err := f.Serve(t.Context(), w, p, Options{Seed: 1, Warm: warm})
+	if err != nil {
+		t.Fatal(err)
+	}
+	further, took := 0, time.Duration(0)
+	for i := range o.Records {
+		if r := &o.Records[i]; r.Scheduled >= warm {
+			if r.Failure != "" {
+				t.Fatalf("request %d: %s", i, r.Failure)
+			}
+			further, took = further+r.Output-1, took+r.End-r.First
+		}
+	}
+	if got := time.Duration(o.Gaps.Count()) * o.Gaps.Mean(); o.Gaps.Count() != further || further < 10_000 || (got-took).Abs() > time.Duration(further) {
+		t.Errorf("%d times between tokens that take %v; want %d that take %v", o.Gaps.Count(), got, further, took)
 	}
 }

@@ -17,31 +17,30 @@ func WriteTable(w io.Writer, c *workload.Comparison) error {
 	if len(c.Runs) > 0 {
 		n = c.Runs[0].Requests
 	}
-	fmt.Fprintf(&b, "%s: %d requests", c.Workload, n)
+	fmt.Fprintf(&b, "%s: %d request%s", c.Workload, n, plural(n))
 	if len(c.Runs) > 0 {
 		fmt.Fprintf(&b, ", %.3g a second", c.Runs[0].Rate)
 	}
 	if c.Speed != 0 && c.Speed != 1 {
 		fmt.Fprintf(&b, " (x%.4g)", c.Speed)
 	}
-	plural := "s"
-	if c.Replicas == 1 {
-		plural = ""
-	}
-	fmt.Fprintf(&b, "; %d replica%s, %s\n", c.Replicas, plural, c.Engine)
+	fmt.Fprintf(&b, "; %d replica%s, %s\n", c.Replicas, plural(c.Replicas), c.Engine)
 	several := len(c.All) > len(c.Runs)
 	if several {
 		fmt.Fprintf(&b, "medians of %d seeds; ± is half of what the means are apart\n", len(c.Seeds))
 	}
-	fmt.Fprintf(&b, "\n%-24s %5s %5s | %7s %8s %8s %6s %6s | %6s %7s | %7s %6s %6s\n", "", "hit", "of", "TTFT ms", "", "", "", "of",
-		"TPOT", "E2E s", "", "", "fore-")
-	fmt.Fprintf(&b, "%-24s %5s %5s | %7s %8s %8s %6s %6s | %6s %7s | %7s %6s %6s\n", "policy", "%", "max %", "p50", "p99", "mean", "±", "bound",
-		"p99", "p99", "hotspot", "good %", "told")
+	fmt.Fprintf(&b, "\n%-24s %5s %5s | %7s %7s %7s %5s %6s | %5s %5s %6s | %7s %6s %5s\n", "", "hit", "of", "TTFT ms", "", "", "", "of",
+		"TPOT", "ITL", "E2E s", "", "", "fore-")
+	fmt.Fprintf(&b, "%-24s %5s %5s | %7s %7s %7s %5s %6s | %5s %5s %6s | %7s %6s %5s\n", "policy", "%", "max %", "p50", "p99", "mean", "±", "bound",
+		"p99", "p99", "p99", "hotspot", "good %", "told")
 	for i := range c.Runs {
 		s := &c.Runs[i]
 		spread := ""
 		if means := s.Spread.TTFTMean; several && s.TTFT.Mean > 0 {
-			spread = fmt.Sprintf("%.1f%%", 50*(means[1]-means[0])/s.TTFT.Mean)
+			half := 50 * (means[1] - means[0]) / s.TTFT.Mean
+			if spread = fmt.Sprintf("%.1f%%", half); half >= 99.95 {
+				spread = fmt.Sprintf("%.0f%%", half)
+			}
 		}
 		line(&b, c, s, s.Policy, spread)
 	}
@@ -49,7 +48,7 @@ func WriteTable(w io.Writer, c *workload.Comparison) error {
 		line(&b, c, c.Bound, "bound", "")
 	}
 	if c.Least > 0 {
-		fmt.Fprintf(&b, "%-24s %5s %5s | %7s %8s %8s\n", "proven least", "", "", "", "", number(c.Least))
+		fmt.Fprintf(&b, "%-24s %5s %5s | %7s %7s %7s\n", "proven least", "", "", "", "", number(c.Least))
 	}
 	if len(c.Runs) > 0 && c.Runs[0].Ceiling > 0 {
 		fmt.Fprintf(&b, "\nmost hits: %.1f %% with all that was ever computed, %.1f %% with caches of this size\n", 100*c.Infinite, 100*c.Runs[0].Ceiling)
@@ -89,7 +88,10 @@ func line(b *strings.Builder, c *workload.Comparison, s *workload.Summary, name,
 		fmt.Fprintf(b, "%-24s nothing was served\n", cut(name))
 		return
 	}
-	ceiling, bound := "", ""
+	ceiling, bound, gap := "", "", ""
+	if s.ITL.Max > 0 {
+		gap = number(s.ITL.P99)
+	}
 	if s.Ceiling > 0 {
 		ceiling = fmt.Sprintf("%.0f", 100*s.HitRate/s.Ceiling)
 	}
@@ -101,8 +103,16 @@ func line(b *strings.Builder, c *workload.Comparison, s *workload.Summary, name,
 	if s.Prediction > 0 {
 		told = fmt.Sprintf("%.2f", s.Prediction)
 	}
-	fmt.Fprintf(b, "%-24s %5.1f %5s | %7s %8s %8s %6s %6s | %6s %7s | %7.2f %6.1f %6s\n", cut(name), 100*s.HitRate, ceiling,
-		number(s.TTFT.P50), number(s.TTFT.P99), number(s.TTFT.Mean), spread, bound, number(s.TPOT.P99), number(s.E2E.P99/1e3), s.Hotspot, 100*s.Good, told)
+	fmt.Fprintf(b, "%-24s %5.1f %5s | %7s %7s %7s %5s %6s | %5s %5s %6s | %7.2f %6.1f %5s\n", cut(name), 100*s.HitRate, ceiling,
+		number(s.TTFT.P50), number(s.TTFT.P99), number(s.TTFT.Mean), spread, bound, number(s.TPOT.P99), gap, number(s.E2E.P99/1e3), s.Hotspot, 100*s.Good, told)
+}
+
+// plural is the ending of what there are n of.
+func plural(n int) string {
+	if n == 1 {
+		return ""
+	}
+	return "s"
 }
 
 // cut is a name that fits its column.

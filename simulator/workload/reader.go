@@ -40,6 +40,9 @@ func (o ReadOptions) Read(path string) (*Workload, error) {
 // Parse is Read of what has been opened; errors call it by name.
 func (o ReadOptions) Parse(from io.Reader, name string) (*Workload, error) {
 	r := bufio.NewReaderSize(from, 1<<16)
+	if _, err := r.Peek(1); err == io.EOF {
+		return nil, fmt.Errorf("%s: the file is empty", name)
+	}
 	if magic, err := r.Peek(2); err == nil && magic[0] == 0x1f && magic[1] == 0x8b {
 		unpacked, err := gzip.NewReader(r)
 		if err != nil {

@@ -9,9 +9,7 @@ import (
 // of its own, nor is the text that comes out. What is left is the library's, a
 // few hundred bytes a loop's iteration.
 func TestAppendAlloc(t *testing.T) {
-	if raceDetector {
-		t.Skip("the race detector allocates")
-	}
+	withoutRace(t)
 	const messages, size = 24, 64 << 10
 	vars := chat(messages, size)
 	f := func(source string) {

@@ -186,10 +186,7 @@ func TestTemplateLargeChats(t *testing.T) {
 		}
 	}
 	t.Logf("%d of %d large chats rendered", followed, 2*len(paths))
-	want := len(paths)
-	if raceDetector {
-		want /= 4 // the rest may take longer than templates may, then
-	}
+	want := lessUnderRace(t, len(paths), len(paths)/4) // the rest may take longer than templates may, then
 	if followed < want {
 		t.Errorf("only %d large chats rendered", followed)
 	}

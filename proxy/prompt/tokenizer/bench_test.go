@@ -42,7 +42,7 @@ func BenchmarkEncode(b *testing.B) {
 	for _, model := range npmModels {
 		b.Run(model, func(b *testing.B) {
 			data := tokenizerJSON(b, model)
-			tok, err := FromJSON(data, Options{})
+			tok, err := loadJSON(data, Options{})
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -87,7 +87,7 @@ func BenchmarkLoad(b *testing.B) {
 			data := tokenizerJSON(b, model)
 			b.ReportAllocs()
 			for range b.N {
-				if _, err := FromJSON(data, Options{}); err != nil {
+				if _, err := loadJSON(data, Options{}); err != nil {
 					b.Fatal(err)
 				}
 			}

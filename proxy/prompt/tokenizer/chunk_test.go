@@ -337,9 +337,7 @@ func TestCacheOfManyGoroutines(t *testing.T) {
 }
 
 func TestCacheHitAllocatesNothing(t *testing.T) {
-	if raceDetector {
-		t.Skip("the race detector allocates")
-	}
+	withoutRace(t)
 	c := NewCache(1 << 20)
 	text := strings.Repeat("a text ", 300)
 	c.Put(1, 1, text, make([]uint32, 600))

@@ -171,7 +171,7 @@ func TestGolden(t *testing.T) {
 	var plain *Tokenizer
 	load := func(t *testing.T, data []byte) *Tokenizer {
 		var err error
-		if plain, err = FromJSON(data, Options{}); err != nil {
+		if plain, err = loadJSON(data, Options{}); err != nil {
 			t.Fatal(err)
 		}
 		cache = NewCache(64 << 20)

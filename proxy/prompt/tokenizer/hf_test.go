@@ -166,7 +166,7 @@ func enginePairs(t testing.TB, test func(name string, load func(testing.TB) engi
 		}
 		for _, name := range slices.Sorted(maps.Keys(files)) {
 			test(name, func(t testing.TB) enginePair {
-				native, err := FromJSON(files[name], Options{Cache: NewCache(8 << 20)})
+				native, err := loadJSON(files[name], Options{Cache: NewCache(8 << 20)})
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -9,11 +9,8 @@ import (
 
 // hostile are long texts that make a careless tokenizer take the square of
 // their length.
-func hostile() map[string]string {
-	size := 4 << 20
-	if raceDetector {
-		size >>= 4 // the race detector takes ten times as long
-	}
+func hostile(t testing.TB) map[string]string {
+	size := lessUnderRace(t, 4<<20, 4<<16)
 	r := rand.New(rand.NewPCG(3, 4))
 	fill := func(alphabet string) string {
 		b := make([]byte, size)
@@ -51,7 +48,7 @@ func hostile() map[string]string {
 
 // What takes the square of a text's length takes hours for these.
 func TestHostileTextTakesNoLonger(t *testing.T) {
-	texts := hostile()
+	texts := hostile(t)
 	encode := func(t *testing.T, tok *Tokenizer) {
 		for name, text := range texts {
 			start := time.Now()
@@ -68,7 +65,7 @@ func TestHostileTextTakesNoLonger(t *testing.T) {
 	}
 	for _, model := range npmModels {
 		t.Run(model, func(t *testing.T) {
-			tok, err := FromJSON(tokenizerJSON(t, model), Options{})
+			tok, err := loadJSON(tokenizerJSON(t, model), Options{})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -14,7 +14,7 @@ import (
 	"sync/atomic"
 )
 
-// ErrUnrecognised is what FromJSON's error wraps when the file is well, but has
+// ErrUnrecognised is what Load's error wraps when the file is well, but has
 // a part that is not followed here. Load then tries the library of hf.go.
 var ErrUnrecognised = errors.New("not followed natively")
 
@@ -87,15 +87,9 @@ func loadTekkenIn(dir string, o Options) (*Tokenizer, error) {
 	return newTokenizer(p, "tekken, native", o), nil
 }
 
-// FromJSON builds a tokenizer from the content of a tokenizer.json, which it
-// does not keep. It takes only what it follows exactly: the error wraps
-// ErrUnrecognised when a part of it is of another form.
-func FromJSON(data []byte, o Options) (*Tokenizer, error) {
-	t, _, err := fromJSON(data, settings{}, o)
-	return t, err
-}
-
-// fromJSON is FromJSON with what lies beside the file. changed says that the
+// fromJSON builds a tokenizer from the content of a tokenizer.json, which it does not
+// keep, and what lies beside the file. It takes only what it follows exactly: the error
+// wraps ErrUnrecognised when a part of it is of another form. changed says that the
 // engine does not use the file as it is, so that an error is not to be helped by
 // what reads only the file.
 func fromJSON(data []byte, beside settings, o Options) (t *Tokenizer, changed bool, err error) {

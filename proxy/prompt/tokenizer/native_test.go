@@ -105,9 +105,7 @@ func TestCutsAreExact(t *testing.T) {
 
 // What has been seen is encoded without allocating.
 func TestAppendAlloc(t *testing.T) {
-	if raceDetector {
-		t.Skip("the race detector allocates")
-	}
+	withoutRace(t)
 	for name, y := range toyPipelines() {
 		t.Run(name, func(t *testing.T) {
 			if y.across {

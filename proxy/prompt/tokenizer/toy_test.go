@@ -211,7 +211,7 @@ func (y toy) make(t testing.TB) string {
 
 func (y toy) load(t testing.TB) *Tokenizer {
 	t.Helper()
-	tok, err := FromJSON([]byte(y.json(t)), Options{})
+	tok, err := loadJSON([]byte(y.json(t)), Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,9 @@
+//go:build !race
+
+package index
+
+import "testing"
+
+func withoutRace(testing.TB) {}
+
+func lessUnderRace(_ testing.TB, whole, race int) int { return whole }
