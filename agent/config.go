@@ -809,11 +809,10 @@ func (c *Config) validateDiscovery(p *problems) {
 		path := fmt.Sprintf("discovery.kubernetes[%d]", i)
 		k.validate(p, path)
 		k.KVEvents.validateFound(p, path+".kv_events", k.Engine)
-		what := fmt.Sprintf("%q %q %v %q", k.Name(), k.Port, k.NodeLocal, k.Kubeconfig)
-		if first, ok := known[what]; ok {
+		if first, ok := known[k.entry()]; ok {
 			p.add(path, "%s is looked at already by %s", k.Name(), first)
 		}
-		known[what] = path
+		known[k.entry()] = path
 	}
 }
 
