@@ -237,6 +237,53 @@ func ShareSpeeds(peers []*Peer, now time.Time) {
 			p.Standing.Calibration.Suppose(usual)
 		}
 	}
+	shareCompany(peers, key)
+}
+
+// followers is how many later requests a choice decides for, where all of a prompt is
+// cached.
+const followers = 12
+
+// shareCompany tells each peer what first tokens are late by for each request beside
+// them at those of its models, in the median, and for how many requests a choice
+// decides: what is cached of a prompt is where an earlier choice has brought it, and
+// the more of all prompts is, the more later ones go where this one does.
+func shareCompany(peers []*Peer, key func(p *Peer) string) {
+	type alike struct {
+		slopes, firsts []float64
+		tokens, fresh  float64
+	}
+	groups := map[string]*alike{}
+	for _, p := range peers {
+		g := groups[key(p)]
+		if g == nil {
+			g = new(alike)
+			groups[key(p)] = g
+		}
+		if slope, ok := p.Standing.company.seen(); ok {
+			g.slopes = append(g.slopes, max(slope, 0))
+		}
+		if p.Estimate.Samples > 0 {
+			g.firsts = append(g.firsts, firstCompany*p.Estimate.Speed.A)
+		}
+		g.tokens += p.Standing.lengths.Get()
+		g.fresh += p.Standing.prompts.Get()
+	}
+	for _, g := range groups {
+		if len(g.slopes) == 0 {
+			g.slopes = g.firsts
+		}
+		slices.Sort(g.slopes)
+	}
+	for _, p := range peers {
+		g := groups[key(p)]
+		if n := len(g.slopes); n > 0 {
+			p.Standing.company.suppose(g.slopes[(n-1)/2]/2 + g.slopes[n/2]/2)
+		}
+		if g.tokens > 0 {
+			p.Standing.bind(followers * max(1-g.fresh/g.tokens, 0))
+		}
+	}
 }
 
 // overdue is how many times as long as by DefaultSpeed a prompt takes that is under way
