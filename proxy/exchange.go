@@ -114,8 +114,10 @@ type exchange struct {
 	pickedAt          time.Time // when replicas were looked at last
 	choseIn           time.Duration
 	noted             noted
-	judged            []judgement // of the policies beside the live one
-	prefill           policy.Sending
+	// trace is what spans are made of, nil for a request that is not traced.
+	trace   *Trace
+	judged  []judgement // of the policies beside the live one
+	prefill policy.Sending
 	// expected are the seconds from sending to the first token, and observed those
 	// it took, below 0 as long as it was not seen.
 	expected, observed float64
@@ -213,6 +215,7 @@ func (x *exchange) begin() {
 	x.held = 0
 	x.model, x.replica, x.attempts, x.tried = nil, nil, 0, x.tried[:0]
 	x.asked, x.turned, x.described, x.choice = policy.Request{}, false, false, policy.Choice{Index: -1}
+	x.trace = nil
 	x.noted, x.judged, x.prefill, x.expected, x.observed = noted{}, x.judged[:0], policy.Sending{}, 0, -1
 	x.class, x.tenant, x.budget, x.verdict, x.retryAfter = nil, "", 0, "", 0
 	x.taken, x.room, x.displaces, x.holding = time.Time{}, nil, false, holding{}
@@ -266,6 +269,7 @@ func (x *exchange) read() failure {
 	if x.head.expect != nil && !x.http10 && !bytes.EqualFold(x.head.expect, []byte("100-continue")) {
 		return badExpect
 	}
+	x.beginTrace()
 	refused := x.permit()
 	if size > 0 || size == -1 {
 		if refused != none && (size == -1 || size > readAnyway || x.head.expect != nil) {
@@ -680,6 +684,7 @@ func (x *exchange) finish(f failure) {
 	x.releaseClaims(x.generated(u, known, f == none), now)
 	x.settle(f, u, known)
 	x.conclude(f, u, known)
+	x.endTrace(f, u, known, now)
 	x.c.s.requestDone(x, f, u)
 	x.leave()
 	x.giveBack()

@@ -122,10 +122,12 @@ type Server struct {
 	cache atomic.Pointer[cache]
 	// decisionLog is nil as long as none is wanted.
 	decisionLog atomic.Pointer[decisionLog]
-	journal     journal
-	recent      recent
-	shards      []*shard
-	stats       *stats
+	// traces is nil as long as none are wanted.
+	traces  atomic.Pointer[traces]
+	journal journal
+	recent  recent
+	shards  []*shard
+	stats   *stats
 	// inside brings the requests of HTTP/2 streams to the loop; streams uses it.
 	inside  *http.Transport
 	streams *http2Proxy
