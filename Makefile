@@ -16,7 +16,7 @@ RUN_ARGS = $(or $(ARGS),--sim 3)
 TEST_ARGS = $(or $(ARGS),./cmd/inferrail ./...)
 
 .DEFAULT_GOAL = help
-.PHONY: help run build tokenizers test python-tokenizers test-library test-tokenizers test-vllm lint generate bench-datapath bench-gateway bench-prompt bench-index bench-policy report soak clean
+.PHONY: helm manifests test-kubernetes help run build tokenizers test python-tokenizers test-library test-tokenizers test-vllm lint generate bench-datapath bench-gateway bench-prompt bench-index bench-policy report soak clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-16s%s\n", $$1, $$2}' Makefile
@@ -58,6 +58,7 @@ tokenizers: ## build the Hugging Face tokenizers library, if it is not there; ne
 test: ## run every test that this machine can run; what is skipped is said at the end
 	@.ci/need ip nft gcc || echo "tests that need these are skipped"
 	@.ci/need python3 node npm || echo "tests with the OpenAI SDKs of these are skipped"
+	@command -v google-chrome >/dev/null || .ci/need chromium || echo "tests of the console in a browser are skipped"
 	@[ -n "$(ARGS)" ] || go test -count 1 -run '^TestPackages$$' ./proxy/prompt/tokenizer # fetches them for other packages
 	@if command -v gcc >/dev/null; then race=-race; \
 	else race=; echo "no C compiler: testing without the race detector"; fi; \
@@ -111,6 +112,37 @@ test-vllm: ## test the agent before a real vLLM, prompts beside what it renders,
 	go test -count 1 -run '^TestGolden$$' ./proxy/prompt/tokenizer # fetches the tokenizers
 	INFERRAIL_VLLM=$(VLLM_ENV)/bin INFERRAIL_TOKENIZERS=$(TOKENIZER_FILES) go test -count 1 -p 1 -timeout 60m -v \
 		-run '^TestVLLM' ./proxy/prompt ./agent ./cmd/inferrail
+
+# Helm and an API server are built from their modules, where they are not there.
+HELM = 4.3.2
+HELM_ENV = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/inferrail/helm-$(HELM)
+
+helm: ## build Helm, which the tests of the chart want, if it is not there; some minutes
+	@[ -x $(HELM_ENV)/helm ] || { set -e; echo "building Helm $(HELM) into $(HELM_ENV)"; mkdir -p $(HELM_ENV); \
+		build=$$(mktemp -d $(HELM_ENV)/build.XXXXXX); trap 'rm -rf $$build' EXIT; \
+		cd $$build; GOBIN=$$build go install -trimpath -ldflags '-s -w' helm.sh/helm/v4/cmd/helm@v$(HELM); \
+		mv $$build/helm $(HELM_ENV); }
+
+manifests: helm ## render deploy/kubernetes and deploy/testdata from the chart
+	INFERRAIL_MANIFESTS=1 go test -count 1 -run '^TestChartRenders$$' ./deploy
+
+KUBERNETES = 1.37.2
+ETCD = 3.7.3
+KUBERNETES_ENV = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/inferrail/kubernetes-$(KUBERNETES)
+
+# Kubernetes names its parts by replace directives, which hold in its own tree only.
+test-kubernetes: helm ## test discovery before a real API server, and the chart; these are built at first: a quarter of an hour
+	@[ -x $(KUBERNETES_ENV)/kube-apiserver ] || { set -e; echo "building Kubernetes $(KUBERNETES) and etcd $(ETCD) into $(KUBERNETES_ENV)"; \
+		mkdir -p $(KUBERNETES_ENV); build=$$(mktemp -d $(KUBERNETES_ENV)/build.XXXXXX); trap 'rm -rf $$build' EXIT; \
+		mkdir $$build/etcd $$build/kubernetes; cd $$build/etcd; go mod init build; go get go.etcd.io/etcd/server/v3@v$(ETCD); \
+		go build -trimpath -ldflags '-s -w' -o $(KUBERNETES_ENV)/etcd go.etcd.io/etcd/server/v3; \
+		cd $$build/kubernetes; go mod init build; minor=$(patsubst 1.%,%,$(KUBERNETES)); \
+		for m in $$(sed -n 's|^\t\(k8s.io/[a-z-]*\) => ./staging.*|\1|p' $$(go mod download -json k8s.io/kubernetes@v$(KUBERNETES) | sed -n 's/.*"GoMod": "\(.*\)".*/\1/p')); do \
+			go mod edit -replace=$$m=$$m@v0.$$minor; done; \
+		go get k8s.io/kubernetes@v$(KUBERNETES); \
+		go build -mod=mod -trimpath -ldflags '-s -w' -o $(KUBERNETES_ENV)/kube-apiserver k8s.io/kubernetes/cmd/kube-apiserver; }
+	INFERRAIL_KUBE_APISERVER=$(KUBERNETES_ENV) go test -count 1 -v -run 'Kubernetes' ./agent
+	go test -count 1 ./deploy
 
 lint: ## gofmt, go vet, staticcheck, and govulncheck where its database can be reached
 	@unformatted=$$(gofmt -l . .ci); if [ -n "$$unformatted" ]; then \

@@ -3,6 +3,7 @@ package agent
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"net/http"
 	"slices"
 	"strconv"
@@ -65,6 +66,7 @@ type overviewModel struct {
 // there while it is no older than load.max_age.
 type overviewReplica struct {
 	ID     string `json:"id"`
+	Engine string `json:"engine,omitempty"` // as configured, or as it has told
 	State  string `json:"state"`
 	Why    string `json:"why,omitempty"`
 	Models []int  `json:"models"` // of overview.Models
@@ -89,6 +91,9 @@ type overviewReplica struct {
 	FirstTokens     int      `json:"first_tokens"`
 	FirstTokenP50MS *float64 `json:"first_token_p50_ms,omitempty"`
 	FirstTokenP99MS *float64 `json:"first_token_p99_ms,omitempty"`
+	// PrefillTokensPerS is how many tokens of a prompt it computes a second, as it has
+	// proved to; left out while nothing was learned of it.
+	PrefillTokensPerS float64 `json:"prefill_tokens_per_s,omitempty"`
 	// TokensPerS are chunks of streams, with most engines tokens, and KernelShare the
 	// part of them that the kernel has carried; both of the last steps.
 	TokensPerS  float64  `json:"tokens_per_s"`
@@ -282,7 +287,7 @@ func (f *fleet) overviewOf(out *overview, replicas bool, now time.Time) {
 
 func (m *member) overviewLocked(models map[string]int, cache string, now time.Time) overviewReplica {
 	r := m.replica
-	row := overviewReplica{ID: m.id, State: m.vitals.standing.String(), Why: m.reason(), Models: []int{},
+	row := overviewReplica{ID: m.id, Engine: m.engine(), State: m.vitals.standing.String(), Why: m.reason(), Models: []int{},
 		Running: r.InFlight(), Pending: r.Pending(), Share: thousandths(r.Share(now)), Cache: cache, TokensPerS: thousandths(m.flow.perSecond)}
 	for _, c := range m.models {
 		if i, ok := models[c.ID]; ok {
@@ -294,6 +299,9 @@ func (m *member) overviewLocked(models map[string]int, cache string, now time.Ti
 		row.EngineRunning, row.EngineWaiting, row.KV, row.HitRate = &l.Running, &l.Waiting, &kv, &hits
 	}
 	e := r.Calibration().Estimate()
+	if e.Samples > 0 && e.Speed.A > 0 {
+		row.PrefillTokensPerS = math.Round(1 / e.Speed.A)
+	}
 	_, wait := r.Backlog().Ahead(&e.Speed, now)
 	row.BacklogMS = thousandths(wait * 1000)
 	if t := r.FirstTokens(now.Add(-overviewLately)); t.Count > 0 {

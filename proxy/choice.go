@@ -57,26 +57,23 @@ func (x *exchange) tryPlace() (f failure, again bool) {
 	}
 	x.retryAfter = 0
 	r, full := x.pick(false)
-	hold := r != nil && x.mustHold()
+	hold, line := r != nil && x.mustHold(), r == nil && full
 	if hold && x.crowdedOut() {
-		r, full, hold = nil, true, false
+		return x.allFull(), false
 	}
-	line := r == nil && full
 	if line {
 		if r, _ = x.pick(true); r == nil {
 			x.displaces = true
 			r, _ = x.pick(true)
 			x.displaces = false
 		}
-		if r == nil && x.holding.over && x.attempts <= 1 {
-			f := x.holdBack() // it has been taken, and waits on for a place
+		switch {
+		case r != nil:
+		case x.holding.over && x.attempts <= 1:
+			f := x.holdBack() // it was taken, and waits on for a place
 			return f, f == none
-		}
-		if r == nil {
-			x.retryAfter = x.model.placeIn()
-			x.message = fmt.Sprintf("Every engine that serves the model `%s` has as many requests as it may; try again in %s.",
-				x.model.Name, appendReset(nil, x.retryAfter))
-			return overloaded, false
+		default:
+			return x.allFull(), false
 		}
 	}
 	if r == nil && len(x.tried) > 0 {
@@ -115,6 +112,14 @@ func (x *exchange) tryPlace() (f failure, again bool) {
 		x.c.s.lines.callFirst()
 	}
 	return none, false
+}
+
+// allFull says that there is no place for the request, and when there should be.
+func (x *exchange) allFull() failure {
+	x.retryAfter = x.model.placeIn()
+	x.message = fmt.Sprintf("Every engine that serves the model `%s` has as many requests as it may; try again in %s.",
+		x.model.Name, appendReset(nil, x.retryAfter))
+	return overloaded
 }
 
 // placeIn is when a replica of the model is expected to be done with one of its

@@ -15,6 +15,39 @@ import (
 	"time"
 )
 
+// TestThousandsOfStreams: one engine serves 3,000 streams at a time, and each of them has every
+// token. Under the race detector they are fewer.
+func TestThousandsOfStreams(t *testing.T) {
+	streams, tokens, pace := 3000, 4, time.Second
+	if raceEnabled {
+		streams = 500
+	}
+	var files syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files); err != nil {
+		t.Fatal(err)
+	}
+	// Both ends of each are in this process.
+	if room := int(min(files.Cur, 1<<20)) - 200; 2*streams > room {
+		if streams = room / 2; streams < 100 {
+			t.Skipf("only %d files may be open here", files.Cur)
+		}
+		t.Logf("with %d streams, for only %d files may be open here", streams, files.Cur)
+	}
+	s := start(t, Config{MaxNumSeqs: streams, NumGPUBlocks: 4 * (streams + 1), MaxModelLen: 60, PrefillA: 10, TimePerOutputToken: pace})
+	errs := make([]error, streams)
+	var all sync.WaitGroup
+	for i := range streams {
+		all.Go(func() { _, errs[i] = listen(s.Addr(), i, tokens, pace) })
+	}
+	all.Wait()
+	for i, err := range errs {
+		if err != nil {
+			t.Fatalf("stream %d of %d: %v", i, streams, err)
+		}
+	}
+	eventually(t, 20*time.Second, "all are over", func() bool { return s.Finished() == streams && s.Load() == Load{} })
+}
+
 // TestStreamsKeepTime holds many streams at ten tokens a second open at one time: none
 // may fail, and it reports by how much tokens come later than their turn, which is
 // the server's and the client's doing together. INFERRAIL_STREAMS says how many;

@@ -29,6 +29,8 @@ type cacheFleet struct {
 	client  http.Client
 	// known is the state that all slots have when nothing happens.
 	known string
+	// replays is how many the agent had asked for when events were lost.
+	replays int
 }
 
 // One request at a time is at each engine: when two are, which of them the
@@ -290,7 +292,7 @@ func TestPredictedIsCached(t *testing.T) {
 func (f *cacheFleet) hear(id string) {
 	f.Helper()
 	told := f.engines[id].Published(0)
-	for end := time.Now().Add(time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(5*time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		if e := f.slots()[id].Events; e == nil || e.Next >= told {
 			return
 		}
@@ -343,6 +345,9 @@ func (f *cacheFleet) lose(id string) {
 	if f.known != "exact" {
 		return
 	}
+	if e := f.slots()[id].Events; e != nil {
+		f.replays = e.Replays
+	}
 	if err := f.engines[id].SetFaults(simulator.Faults{EventsDrop: 1}); err != nil {
 		f.Fatal(err)
 	}
@@ -357,7 +362,8 @@ func (f *cacheFleet) afterwards() {
 			f.Errorf("%s is %s: %s", id, s.State, s.Why)
 		}
 	}
-	if f.known == "exact" && (slots["e2"].Events == nil || slots["e2"].Events.Gaps == 0 || slots["e2"].Events.Replays == 0) {
-		f.Errorf("no events were lost, or none fetched: %+v", slots["e2"].Events)
+	// Mostly a gap tells of the loss; on a busy machine a lost connection may be first.
+	if e := slots["e2"].Events; f.known == "exact" && (e == nil || e.Replays <= f.replays) {
+		f.Errorf("no events were lost, or none fetched: %+v, %d replays before", e, f.replays)
 	}
 }
