@@ -37,6 +37,9 @@ type admin struct {
 func (a *Agent) collectors() []prometheus.Collector {
 	list := []prometheus.Collector{a.proxy, a.datapath, a.fleet, a.fleet.prompts, indexMetrics{a.fleet}, loadMetrics{a.fleet}, &a.reloads, a.decisions,
 		buildInfo, a.uptime(), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})}
+	if a.traces != nil {
+		list = append(list, a.traces)
+	}
 	if a.certificate != nil {
 		list = append(list, a.certificate)
 	}

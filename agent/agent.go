@@ -35,6 +35,7 @@ type Agent struct {
 	proxy       *proxy.Server
 	fleet       *fleet
 	decisions   *decisionLog
+	traces      *traces // nil without a collector
 	admin       *http.Server
 	adminBusy   busyConns // of admin
 
@@ -106,6 +107,12 @@ func Start(ctx context.Context, cfg Config, log *slog.Logger) (_ *Agent, err err
 	a.proxy.SetIndex(a.fleet.index, a.fleet)
 	a.decisions = newDecisionLog(cfg.Decisions, log)
 	a.proxy.SetDecisions(a.decisions.records, a.decisions.asks())
+	if a.traces, err = newTraces(cfg.Observability, log); err != nil {
+		return nil, err
+	}
+	if a.traces != nil {
+		a.proxy.SetTraces(a.traces.requests, proxy.TracesWanted{Ratio: cfg.Observability.TraceSampleRatio})
+	}
 	a.datapath.replicas = a.fleet.streams
 	a.fleet.whenReleased(a.datapath.forget)
 	a.started = time.Now()
@@ -244,6 +251,7 @@ func (a *Agent) Stop(ctx context.Context) error {
 	}
 	err := a.proxy.Shutdown(ctx)
 	a.decisions.close()
+	a.traces.close()
 	// A successor has learned for itself by now, and what this agent knows would
 	// be out of date for the one after it.
 	if file := a.cfg.Load().Index.Snapshot; file != "" && !a.listener.given.Load() {
