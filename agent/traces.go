@@ -109,14 +109,14 @@ func newTraces(cfg ObservabilityConfig, log *slog.Logger) (*traces, error) {
 		return nil, fmt.Errorf("observability.otlp_endpoint %s: %w", t.endpoint, err)
 	}
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSampler(sdktrace.AlwaysSample()), sdktrace.WithIDGenerator(spanIDs{}),
-		sdktrace.WithSpanProcessor((*spanBatch)(t)), sdktrace.WithResource(resourceOf()))
+		sdktrace.WithSpanProcessor((*spanBatch)(t)), sdktrace.WithResource(ownResource()))
 	t.tracer = provider.Tracer("github.com/inferrail/inferrail")
 	go t.run()
 	return t, nil
 }
 
-// resourceOf is what the agent is, to a collector.
-func resourceOf() *resource.Resource {
+// ownResource is what the agent is, to a collector.
+func ownResource() *resource.Resource {
 	attributes := []attribute.KeyValue{semconv.ServiceName("inferrail")}
 	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
 		attributes = append(attributes, semconv.ServiceVersion(info.Main.Version))
