@@ -35,7 +35,7 @@ type Agent struct {
 	proxy       *proxy.Server
 	fleet       *fleet
 	decisions   *decisionLog
-	traces      *traces // nil without a collector
+	traces      *traces
 	admin       *http.Server
 	adminBusy   busyConns // of admin
 
@@ -105,14 +105,12 @@ func Start(ctx context.Context, cfg Config, log *slog.Logger) (_ *Agent, err err
 	}
 	a.proxy.SetPrompts(a.fleet.prompts.pool, a.fleet.prompts)
 	a.proxy.SetIndex(a.fleet.index, a.fleet)
-	a.decisions = newDecisionLog(cfg.Decisions, log)
-	a.proxy.SetDecisions(a.decisions.records, a.decisions.asks())
-	if a.traces, err = newTraces(cfg.Observability, log); err != nil {
+	a.traces = &traces{log: log, proxy: a.proxy}
+	if err = a.traces.configure(cfg.Observability); err != nil {
 		return nil, err
 	}
-	if a.traces != nil {
-		a.proxy.SetTraces(a.traces.requests, proxy.TracesWanted{Ratio: cfg.Observability.TraceSampleRatio})
-	}
+	a.decisions = newDecisionLog(cfg.Decisions, log)
+	a.proxy.SetDecisions(a.decisions.records, a.decisions.asks())
 	a.datapath.replicas = a.fleet.streams
 	a.fleet.whenReleased(a.datapath.forget)
 	a.started = time.Now()

@@ -253,6 +253,7 @@ func (x *exchange) read() failure {
 	x.caller = readCaller(x.head.raw)
 	x.target, x.path = originForm(h.RequestURI())
 	x.route, x.allow = routeOf(x.path)
+	x.beginTrace()
 	if string(x.method) == http.MethodOptions && x.caller.preflight() {
 		x.extra = x.access.appendPreflight(x.extra, &x.caller, x.allow)
 	} else {
@@ -269,7 +270,6 @@ func (x *exchange) read() failure {
 	if x.head.expect != nil && !x.http10 && !bytes.EqualFold(x.head.expect, []byte("100-continue")) {
 		return badExpect
 	}
-	x.beginTrace()
 	refused := x.permit()
 	if size > 0 || size == -1 {
 		if refused != none && (size == -1 || size > readAnyway || x.head.expect != nil) {
@@ -519,7 +519,9 @@ func (x *exchange) respond() failure {
 	}
 	x.takePrefilled()
 	x.answered, x.passed = true, true
-	x.why = x.join()
+	if x.why = x.join(); x.trace != nil && r.splice != nil {
+		x.trace.Offered = time.Now()
+	}
 	f := r.writeNow(x.out)
 	if f == none && (!r.frames.Ended() || len(r.rest) > 0) {
 		f = x.waitRelay()
@@ -684,9 +686,10 @@ func (x *exchange) finish(f failure) {
 	x.releaseClaims(x.generated(u, known, f == none), now)
 	x.settle(f, u, known)
 	x.conclude(f, u, known)
-	x.endTrace(f, u, known, now)
 	x.c.s.requestDone(x, f, u)
 	x.leave()
+	x.traceBody()
 	x.giveBack()
 	x.c.s.stats.finished(x, f, u, known, now)
+	x.endTrace(f, u, known, now)
 }

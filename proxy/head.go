@@ -189,9 +189,8 @@ type requestHead struct {
 	// x-inferrail-priority. budgetTwice: there are two of different values.
 	budget, priority []byte
 	budgetTwice      bool
-	// traceparent is nil where there is none, or more than one; of several tracestate
-	// fields the first counts.
-	traceparent, tracestate []byte
+	// traceparent is nil where there is none, or more than one.
+	traceparent []byte
 }
 
 // read checks and fills h from the field lines raw. why is not empty when the
@@ -240,10 +239,6 @@ func (h *requestHead) read(raw []byte) (why string) {
 		case fieldTraceparent:
 			h.traceparent = f.value
 			parents++
-		case fieldTracestate:
-			if h.tracestate == nil {
-				h.tracestate = f.value
-			}
 		}
 	}
 	if parents > 1 {
@@ -331,7 +326,7 @@ func (h *requestHead) appendTo(dst []byte, to asEngine) []byte {
 		dst = append(strconv.AppendInt(dst, int64(rank), 10), crlf...)
 	}
 	if t := to.trace; t != nil {
-		dst = appendTraceparent(dst, t.ID, t.Attempts[len(t.Attempts)-1].Client)
+		dst = t.appendTraceparent(dst)
 	}
 	dst = appendField(dst, []byte("x-request-id"), to.id)
 	dst = append(dst, "Content-Length: "...)

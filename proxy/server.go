@@ -451,6 +451,9 @@ func (s *Server) requestDone(x *exchange, f failure, u usage) {
 	}
 	args := []any{"request_id", string(x.id), "method", string(x.method), "path", string(x.path),
 		"status", x.status, "outcome", f.label(), "seconds", time.Since(x.began).Seconds()}
+	if id := x.traceID(); id != "" {
+		args = append(args, "trace_id", id)
+	}
 	if x.key != nil {
 		args = append(args, "key", x.key.Name)
 	}
@@ -487,6 +490,9 @@ func (s *Server) failed(x *exchange, f failure, cause error) {
 	}
 	if x.replica != nil {
 		args = append(args, "replica", x.replica.ID)
+	}
+	if id := x.traceID(); id != "" {
+		args = append(args, "trace_id", id)
 	}
 	if x.verdict != "" && f == overBudget {
 		args = append(args, "admission", x.verdict)

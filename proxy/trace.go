@@ -13,19 +13,23 @@ import (
 // Nothing of it is what a prompt or an answer says.
 type Trace struct {
 	// ID is the trace's, Span the one of the request, and Parent that of the client, zero
-	// where the trace begins here. State is the client's tracestate.
+	// where the trace begins here. State is the client's tracestate, and Flags are those
+	// of the traceparent that goes on.
 	ID           TraceID
 	Span, Parent SpanID
 	State        string
+	Flags        byte
 	// Began is when the request's first byte was there, Read when all of it was, First
-	// when its first token was, zero when that was not seen, and Ended when it was over.
-	Began, Read, First, Ended time.Time
+	// when its first token was, Offered when its answer was offered to the kernel, and
+	// Ended when it was over. What was not seen is zero.
+	Began, Read, First, Offered, Ended time.Time
 
-	Method, Path, RequestID string
-	// Client is host and port of who asks; HTTP10, Stream and Exact say what they are
-	// named after.
-	Client                string
-	HTTP10, Stream, Exact bool
+	// Route is the Path without what is a name in it, "" for a path that is not served.
+	Method, Path, Route, RequestID string
+	// Client is host and port of who asks, Version that of HTTP, such as 1.1. TLS, Stream
+	// and Exact say what they are named after.
+	Client, Version    string
+	TLS, Stream, Exact bool
 	// Asked is the name of the model that the request has, Model that of the one it is
 	// for, "" where the request did not come so far; Key is the name of the API key.
 	Asked, Model, Key string
@@ -113,17 +117,79 @@ func (x *exchange) beginTrace() {
 	if t == nil || x.route == routeHealth {
 		return
 	}
-	id, parent, sampled, ok := parseTraceparent(x.head.traceparent)
-	if ok && !sampled || !ok && !(rand.Float64() < t.Ratio) {
+	c := parseTraceparent(x.head.traceparent)
+	if c.ok && !c.sampled() || !c.ok && !(rand.Float64() < t.Ratio) {
 		return
 	}
-	x.trace = &Trace{ID: id, Parent: parent, Span: newSpanID(), Began: x.began, RequestID: string(x.id),
-		Method: string(x.method), Path: string(x.path), HTTP10: x.http10, InputTokens: -1, OutputTokens: -1, CachedTokens: -1}
-	if !ok {
+	x.trace = &Trace{ID: c.id, Parent: c.parent, Span: newSpanID(), Flags: c.flags&knownFlags | flagSampled, Began: x.began,
+		RequestID: string(x.id), Method: string(x.method), Path: string(x.path[:min(len(x.path), maxTracedPath)]),
+		InputTokens: -1, OutputTokens: -1, CachedTokens: -1}
+	if !c.ok {
 		x.trace.ID = newTraceID()
-	} else {
-		x.trace.State = string(x.head.tracestate)
 	}
+	x.traceClient()
+	switch x.route {
+	case routeUnknown:
+	case routeModel:
+		x.trace.Route = modelPrefix + "{model}"
+	default:
+		x.trace.Route = x.trace.Path
+	}
+}
+
+// traceClient tells the trace who asks, and how.
+func (x *exchange) traceClient() {
+	t, c := x.trace, x.c
+	t.Version = "1.1"
+	if x.http10 {
+		t.Version = "1.0"
+	}
+	t.TLS = c.why == "tls"
+	if addr := c.from(); addr != nil {
+		t.Client = addr.String()
+	}
+	for f := (fields{rest: x.head.raw}); f.next(); {
+		switch fieldOf(f.name) {
+		case fieldTracestate:
+			if t.Parent == (SpanID{}) {
+				continue
+			}
+			// Several are one list (RFC 9110 section 5.3).
+			if t.State != "" && len(f.value) > 0 {
+				t.State += ","
+			}
+			t.State += string(f.value)
+		case fieldOwn:
+			// Only serveHTTP2 opens such connections, and it lets none of a client's pass.
+			if c.pooled && strings.EqualFold(string(f.name), streamField) {
+				kind, client, _ := strings.Cut(string(f.value), " ")
+				t.Version, t.TLS, t.Client = "2", kind == streamTLS, client
+			}
+		}
+	}
+}
+
+// How the loop is told, of a stream of HTTP/2, who asks: whether by TLS or in the clear,
+// and the client's address.
+const (
+	streamField = "X-Inferrail-Stream"
+	streamTLS   = "h2"
+	streamClear = "h2c"
+)
+
+// maxTracedPath is how much is told of a request's path.
+const maxTracedPath = 512
+
+// traceID is the id of the trace that the request belongs to, "" for none. It may be one
+// that is not sampled.
+func (x *exchange) traceID() string {
+	if x.trace != nil {
+		return hex.EncodeToString(x.trace.ID[:])
+	}
+	if c := parseTraceparent(x.head.traceparent); c.ok {
+		return hex.EncodeToString(c.id[:])
+	}
+	return ""
 }
 
 // traceAttempt adds an attempt to the trace, if there is one: a replica is looked for.
@@ -137,7 +203,7 @@ func (x *exchange) traceAttempt() {
 // traceBody tells the trace of the request's body, as long as it is there.
 func (x *exchange) traceBody() {
 	t := x.trace
-	if len(x.body) == 0 || t.RequestBytes > 0 {
+	if t == nil || len(x.body) == 0 || t.RequestBytes > 0 {
 		return
 	}
 	t.RequestBytes = int64(len(x.body))
@@ -180,6 +246,11 @@ func (x *exchange) traceAnswer(f failure) {
 	now := time.Now()
 	if a.Chosen.IsZero() {
 		a.Chosen = now // it was refused
+		if x.decision != nil && (x.asked.Rand != 0 || x.asked.Turn != 0) {
+			a.Decision = new(Decision)
+			x.tell(a.Decision)
+			a.Decision.Reason = f.label()
+		}
 	} else {
 		a.Cached = x.predicted
 		if x.ttfb > 0 {
@@ -198,7 +269,8 @@ func (x *exchange) traceAnswer(f failure) {
 	}
 }
 
-// endTrace hands the trace over when the request is over.
+// endTrace hands the trace over when the request is over, and all else is done that wants
+// to know of it: after giveBack, and after traceBody.
 func (x *exchange) endTrace(f failure, u usage, known bool, now time.Time) {
 	t := x.trace
 	if t == nil {
@@ -211,9 +283,6 @@ func (x *exchange) endTrace(f failure, u usage, known bool, now time.Time) {
 	}
 	if x.sent.After(x.began) {
 		t.Read = x.sent
-	}
-	if addr := x.c.tcp.RemoteAddr(); addr != nil {
-		t.Client = addr.String()
 	}
 	t.Stream, t.Exact = x.call.stream, x.followed && x.promptReason.String() == "exact"
 	if x.followed && !t.Exact {
@@ -228,7 +297,6 @@ func (x *exchange) endTrace(f failure, u usage, known bool, now time.Time) {
 	if x.model != nil {
 		t.Model = x.model.Name
 	}
-	x.traceBody()
 	t.PromptTokens, t.PromptTook, t.MaxTokens = x.asked.Tokens, x.promptTook, x.asked.Output
 	if known {
 		t.InputTokens, t.OutputTokens = int64(min(u.prompt, 1<<53)), int64(min(u.completion, 1<<53))
@@ -283,25 +351,44 @@ func newSpanID() (id SpanID) {
 	return id
 }
 
+// traceContext is what a traceparent says; if it is not ok, it says nothing.
+type traceContext struct {
+	id     TraceID
+	parent SpanID
+	flags  byte
+	ok     bool
+}
+
+func (c *traceContext) sampled() bool { return c.flags&flagSampled != 0 }
+
+// The flags of a traceparent. The second says that the trace's id is random, and is
+// passed on with it.
+const (
+	flagSampled = 1
+	flagRandom  = 2
+	knownFlags  = flagSampled | flagRandom
+)
+
 // parseTraceparent reads a traceparent of W3C's Trace Context. Later versions may have
 // more behind what this one has.
-func parseTraceparent(text []byte) (id TraceID, parent SpanID, sampled, ok bool) {
+func parseTraceparent(text []byte) (c traceContext) {
 	const size = 55
 	if len(text) < size || text[2] != '-' || text[35] != '-' || text[52] != '-' || !lowerHex(text[:2]) ||
 		text[0] == 'f' && text[1] == 'f' || text[0] == '0' && text[1] == '0' && len(text) > size || len(text) > size && text[size] != '-' {
-		return id, parent, false, false
+		return traceContext{}
 	}
 	var flags [1]byte
-	for _, part := range []struct{ to, from []byte }{{id[:], text[3:35]}, {parent[:], text[36:52]}, {flags[:], text[53:55]}} {
-		if !lowerHex(part.from) {
-			return TraceID{}, SpanID{}, false, false
-		}
-		hex.Decode(part.to, part.from)
+	if !lowerHex(text[3:35]) || !lowerHex(text[36:52]) || !lowerHex(text[53:55]) {
+		return traceContext{}
 	}
-	if id == (TraceID{}) || parent == (SpanID{}) {
-		return TraceID{}, SpanID{}, false, false
+	hex.Decode(c.id[:], text[3:35])
+	hex.Decode(c.parent[:], text[36:52])
+	hex.Decode(flags[:], text[53:55])
+	if c.id == (TraceID{}) || c.parent == (SpanID{}) {
+		return traceContext{}
 	}
-	return id, parent, flags[0]&1 != 0, true
+	c.flags, c.ok = flags[0], true
+	return c
 }
 
 func lowerHex(text []byte) bool {
@@ -314,9 +401,11 @@ func lowerHex(text []byte) bool {
 }
 
 // appendTraceparent appends the field that makes the engine's spans children of the
-// span that asks it.
-func appendTraceparent(dst []byte, id TraceID, parent SpanID) []byte {
+// last attempt's.
+func (t *Trace) appendTraceparent(dst []byte) []byte {
+	parent := &t.Attempts[len(t.Attempts)-1].Client
 	dst = append(dst, "traceparent: 00-"...)
-	dst = append(hex.AppendEncode(dst, id[:]), '-')
-	return append(append(hex.AppendEncode(dst, parent[:]), "-01"...), crlf...)
+	dst = append(hex.AppendEncode(dst, t.ID[:]), '-')
+	dst = append(hex.AppendEncode(dst, parent[:]), '-')
+	return append(hex.AppendEncode(dst, []byte{t.Flags}), crlf...)
 }
