@@ -35,6 +35,7 @@ type Agent struct {
 	proxy       *proxy.Server
 	fleet       *fleet
 	decisions   *decisionLog
+	traces      *traces
 	admin       *http.Server
 	adminBusy   busyConns // of admin
 
@@ -104,6 +105,10 @@ func Start(ctx context.Context, cfg Config, log *slog.Logger) (_ *Agent, err err
 	}
 	a.proxy.SetPrompts(a.fleet.prompts.pool, a.fleet.prompts)
 	a.proxy.SetIndex(a.fleet.index, a.fleet)
+	a.traces = &traces{log: log, proxy: a.proxy}
+	if err = a.traces.configure(cfg.Observability); err != nil {
+		return nil, err
+	}
 	a.decisions = newDecisionLog(cfg.Decisions, log)
 	a.proxy.SetDecisions(a.decisions.records, a.decisions.asks())
 	a.datapath.replicas = a.fleet.streams
@@ -244,6 +249,7 @@ func (a *Agent) Stop(ctx context.Context) error {
 	}
 	err := a.proxy.Shutdown(ctx)
 	a.decisions.close()
+	a.traces.close()
 	// A successor has learned for itself by now, and what this agent knows would
 	// be out of date for the one after it.
 	if file := a.cfg.Load().Index.Snapshot; file != "" && !a.listener.given.Load() {

@@ -181,6 +181,12 @@ func (a *Agent) Reload(cfg Config) error {
 	}
 	a.reloads.applied++
 	a.reloads.problems, a.reloads.last = 0, time.Now()
+	if cfg.Observability != old.Observability {
+		if err := a.traces.configure(cfg.Observability); err != nil {
+			a.reloads.problems = 1
+			a.log.Error("a part of the new configuration is not used", "why", err)
+		}
+	}
 	if err := a.fleet.reconfigure(&cfg); err != nil {
 		a.reloads.problems = 1
 		a.log.Error("a part of the new configuration is not used", "why", err)
