@@ -46,6 +46,7 @@ type stats struct {
 	predictedTime    *prometheus.HistogramVec // model
 	predictionRatio  *prometheus.HistogramVec // model
 	decisionsDropped prometheus.Counter
+	tracesDropped    prometheus.Counter
 }
 
 // TierCount is how many responses went by one tier for one reason.
@@ -126,6 +127,8 @@ func newStats() *stats {
 		predictionRatio: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "inferrail_prediction_ratio",
 			Help:    "Time to first token as it was seen over what was predicted: above 1, it took longer.",
 			Buckets: []float64{.1, .25, .5, .67, .8, .9, 1, 1.1, 1.25, 1.5, 2, 4, 10}}, []string{"model"}),
+		tracesDropped: prometheus.NewCounter(prometheus.CounterOpts{Name: "inferrail_traces_dropped_total",
+			Help: "Traced requests whose spans were not sent, because others waited to be."}),
 		decisionsDropped: prometheus.NewCounter(prometheus.CounterOpts{Name: "inferrail_decision_log_dropped_total",
 			Help: "Decisions that were to be logged and were not, because the log was too slow."}),
 	}
@@ -383,7 +386,7 @@ func (s *Server) Describe(ch chan<- *prometheus.Desc) {
 
 func (s *stats) vectors() []prometheus.Collector {
 	return []prometheus.Collector{s.requests, s.retries, s.tokens, s.keyRequests, s.keyTokens, s.limited, s.unknown, s.prompts, s.promptTime, s.cached, s.lookupTime, s.firstByte, s.duration,
-		s.heldTime, s.decisions, s.decisionTime, s.firstToken, s.observedTime, s.predictedTime, s.predictionRatio, s.decisionsDropped, s.admissions}
+		s.heldTime, s.decisions, s.decisionTime, s.firstToken, s.observedTime, s.predictedTime, s.predictionRatio, s.decisionsDropped, s.tracesDropped, s.admissions}
 }
 
 // Collect implements prometheus.Collector.
