@@ -98,7 +98,7 @@ func Start(ctx context.Context, cfg Config, log *slog.Logger) (_ *Agent, err err
 	a.proxy.SetAccess(proxy.NewAccess(a.keys, cfg.Server.CORSOrigins))
 	a.proxy.SetClasses(classesOf(&cfg))
 	if a.datapath.Joiner() == nil {
-		a.proxy.CopyReason = a.datapath.Reason()
+		a.proxy.CopyReason = a.datapath.word()
 	}
 	if a.fleet, err = startFleet(&cfg, log, a.proxy.SetFleet, a.datapath.Engines); err != nil {
 		return nil, err

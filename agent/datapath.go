@@ -181,6 +181,20 @@ func (d *datapath) Close() error {
 func (d *datapath) Tier() string   { return d.tier }
 func (d *datapath) Reason() string { return d.reason }
 
+// What word says of the copy tier.
+const (
+	copyForced      = "forced"
+	copyUnavailable = "unavailable"
+)
+
+// word is the reason for the copy tier as a metric label.
+func (d *datapath) word() string {
+	if d.cfg.Mode == "copy" {
+		return copyForced
+	}
+	return copyUnavailable
+}
+
 // Engines tells the datapath where engines are, so that the interfaces that
 // lead to them are watched.
 func (d *datapath) Engines(addrs []netip.AddrPort) {

@@ -79,7 +79,7 @@ var (
 	descGap        = prometheus.NewDesc("inferrail_inter_token_seconds", "Time between the parts of a stream that have arrived from an engine, with most engines between tokens, by the tier that carried them: in the packet tier between packets, measured in the kernel.", []string{"replica", "tier"}, nil)
 	descPauses     = prometheus.NewDesc("inferrail_kernel_pauses_total", "Responses handed back to userspace, by reason.", append(engineLabels, "reason"), nil)
 	descRefusals   = prometheus.NewDesc("inferrail_kernel_refusals_total", "Packets that could not start a splice, by reason.", append(engineLabels, "reason"), nil)
-	descNow        = prometheus.NewDesc("inferrail_kernel_splices", "Responses joined now, by state.", []string{"state"}, nil)
+	descNow        = prometheus.NewDesc("inferrail_kernel_splices_joined", "Responses joined now, by state.", []string{"state"}, nil)
 	descTier       = prometheus.NewDesc("inferrail_datapath_tier", "The tier in use; always 1.", []string{"tier"}, nil)
 	descConnection = prometheus.NewDesc("inferrail_kernel_connections", "Connections known to the programs.", nil, nil)
 )
@@ -102,7 +102,11 @@ func (d *datapath) Collect(ch chan<- prometheus.Metric) {
 	if d.splicer == nil {
 		return
 	}
-	c := d.splicer.Census()
+	collectCarried(ch, d.splicer.Census(), carried)
+}
+
+// collectCarried tells what the kernel has carried, by replica.
+func collectCarried(ch chan<- prometheus.Metric, c bpf.Census, carried map[string]*bpf.EngineCounters) {
 	for state, n := range map[string]int{"armed": c.Armed, "active": c.Active, "paused": c.Paused, "ended": c.Ended, "stalled": c.Stalled} {
 		ch <- prometheus.MustNewConstMetric(descNow, prometheus.GaugeValue, float64(n), state)
 	}

@@ -254,6 +254,9 @@ func (l *decisionLog) put(lines []byte) error {
 		lines = append([]byte("\n"), lines...)
 	}
 	n, err := f.Write(lines)
+	if err != nil && n > 0 && l.size >= 0 && sizeOf(f) == l.size+int64(n) && f.Truncate(l.size) == nil {
+		n = 0 // on a full disk half a line is worse than none
+	}
 	if l.size >= 0 {
 		l.size += int64(n)
 	}

@@ -216,6 +216,62 @@ func TestDecisionLogHangs(t *testing.T) {
 	<-a.decisions.done // the goroutine ends too
 }
 
+// On a full disk requests go on and nothing stops; what is not written is counted, and
+// told once.
+func TestDecisionLogOnAFullDisk(t *testing.T) {
+	if _, err := os.Stat("/dev/full"); err != nil {
+		t.Skip("there is no /dev/full")
+	}
+	a := startAgent(t, testConfig(startEngine(t, 0, "m")))
+	defer stopped(t, a)
+	a.decisions.configure(DecisionsConfig{File: "/dev/full", Sample: 1})
+	a.proxy.SetDecisions(a.decisions.records, proxy.DecisionsWanted{Sample: 1})
+	for range 5 {
+		if resp := ask(t, a, 2); resp.StatusCode != 200 {
+			t.Fatalf("status %d", resp.StatusCode)
+		}
+	}
+	eventually(t, func() bool { return a.decisions.failed.Load() > 0 }, func() string { return "nothing has failed" })
+	if n := a.decisions.written.Load(); n > 0 {
+		t.Errorf("%d are written", n)
+	}
+}
+
+// A file that may not grow beyond a size, as on a disk with little room, is left with
+// whole lines.
+func TestDecisionLogWritesWholeLines(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "log")
+	l := newDecisionLog(DecisionsConfig{}, (&lines{}).logger())
+	l.close()
+	<-l.done
+	l.wanted.Store(&DecisionsConfig{File: file, Sample: 1})
+	if err := l.put([]byte("{}\n")); err != nil {
+		t.Fatal(err)
+	}
+	was := unix.Rlimit{}
+	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &was); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: 1000, Max: was.Max}); err != nil {
+		t.Fatal(err)
+	}
+	long := append(bytes.Repeat([]byte("x"), 2000), '\n')
+	err := l.put(long)
+	if restored := unix.Setrlimit(unix.RLIMIT_FSIZE, &was); restored != nil {
+		t.Fatal(restored)
+	}
+	if err == nil {
+		t.Fatal("it was written")
+	}
+	if err := l.put([]byte("{}\n")); err != nil {
+		t.Fatal(err)
+	}
+	if text, _ := os.ReadFile(file); string(text) != "{}\n{}\n" {
+		t.Errorf("the file has %d bytes: %.80q", len(text), text)
+	}
+	l.shut()
+}
+
 // What cannot be written is counted and told once; when it can be again, lines go on
 // behind one that was torn.
 func TestDecisionLogAils(t *testing.T) {

@@ -25,4 +25,6 @@
 //	admin.go          the admin pages: explain.go, predictions.go, policy_report.go,
 //	                  load_report.go, index_report.go, prompt_report.go, datapath_status.go
 //	decision_log.go   decisions, to a file
+//
+//go:generate go test -run ^TestMetrics$ -rewrite .
 package agent

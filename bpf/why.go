@@ -1,5 +1,7 @@
 package bpf
 
+import "slices"
+
 // Why is the reason a packet was not carried: of a refusal to start, or of a
 // pause. The numbers mirror enum why in splice.h.
 type Why uint32
@@ -16,6 +18,12 @@ func (w Why) String() string {
 	}
 	return "unknown"
 }
+
+// Whys are the reasons why a packet was not carried, as metric labels.
+func Whys() []string { return slices.Clone(whyNames[1:]) }
+
+// SocketWhys are the reasons for which a socket is never spliced.
+func SocketWhys() []string { return []string{WhyUnseen, WhyFull, WhySystem, WhyFamily} }
 
 // Reasons for which a socket is never spliced, from Splicer.Enter.
 const (

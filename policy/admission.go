@@ -177,6 +177,12 @@ const (
 	reasonPredicted = "predicted too late"
 )
 
+// AdmissionReasons are all that a Verdict may have.
+func AdmissionReasons() []string {
+	return []string{reasonNoBudget, reasonRankOnly, reasonInTime, reasonFew, reasonIdle, reasonSoon, reasonTrickle,
+		reasonLate, reasonHopeless, reasonPredicted}
+}
+
 // Admit decides. predicted is the expected time to first token at the best
 // replica, wait the part of it before its own prefill begins, budget what is
 // granted: 0 is no bound.

@@ -30,6 +30,9 @@ const (
 	ReasonExcluded = "all excluded, least loaded"
 )
 
+// Reasons are all that a Choice may have of a candidate that was chosen.
+func Reasons() []string { return []string{ReasonLeast, ReasonTie, ReasonSlack, ReasonExcluded} }
+
 // cachedSteps is how finely Choose tells apart how much of a prompt is cached: in
 // sixteenths of it. A first block that all prompts share, or a few tokens of a
 // template, are no reason to prefer a replica that is busier; the turns of a

@@ -17,6 +17,7 @@ import (
 type Access struct {
 	// byDigest holds the keys by the first eight bytes of their hash.
 	byDigest map[uint64][]*Key
+	known    map[string]bool // their names
 	// origins are in lower case. any: all of them.
 	origins []string
 	any     bool
@@ -44,9 +45,10 @@ type Key struct {
 func NewAccess(keys []*Key, origins []string) *Access {
 	a := &Access{}
 	if len(keys) > 0 {
-		a.byDigest = make(map[uint64][]*Key, len(keys))
+		a.byDigest, a.known = make(map[uint64][]*Key, len(keys)), make(map[string]bool, len(keys))
 	}
 	for _, k := range keys {
+		a.known[k.Name] = true
 		p := digestPrefix(&k.Hash)
 		a.byDigest[p] = append(a.byDigest[p], k)
 	}

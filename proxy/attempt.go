@@ -66,7 +66,7 @@ func (x *exchange) ask() failure {
 		}
 		x.noted.lastFailed = x.outcome(f)
 		x.c.s.stats.totals.retried.Add(1)
-		x.c.s.stats.retries.WithLabelValues(x.model.Name, x.noted.lastFailed).Inc()
+		x.c.s.stats.retries.WithLabelValues(x.modelLabel(), x.noted.lastFailed).Inc()
 		x.leave()
 		if f := x.c.pause(pause); f != none {
 			return f

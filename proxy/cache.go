@@ -458,7 +458,7 @@ func (x *exchange) compareCached(u usage) {
 			x.cache.index.Found(&x.claims[i], actual)
 		}
 	}
-	x.c.s.stats.cachedTokens(x.model.Name, x.predicted, actual, u.cachedTold)
+	x.c.s.stats.cachedTokens(x.modelLabel(), x.predicted, actual, u.cachedTold)
 	if x.cache.checks != nil {
 		x.cache.checks.Cached(x.model, x.replica, x.predicted, actual, u.cachedTold)
 	}

@@ -34,9 +34,9 @@ type noted struct {
 func (x *exchange) noteDecision() {
 	v, s := &x.noted, x.c.s
 	v.policy, v.replica, v.reason = x.policy().Name(), x.replica.ID, x.choice.Reason
-	s.stats.decisions.WithLabelValues(x.model.Name, v.policy, v.reason).Inc()
+	s.stats.decisions.WithLabelValues(x.modelLabel(), v.policy, v.reason).Inc()
 	if x.choseIn > 0 {
-		s.stats.decisionTime.WithLabelValues(x.model.Name).Observe(x.choseIn.Seconds())
+		s.stats.decisionTime.WithLabelValues(x.modelLabel()).Observe(x.choseIn.Seconds())
 	}
 	x.noteRecent()
 	log := s.decisionLog.Load()
@@ -85,10 +85,10 @@ func (x *exchange) conclude(f failure, u usage, known bool) {
 		Outcome: f.label(), Status: x.status, Attempts: x.attempts, Exact: x.followed && x.promptReason == prompt.Exact, Tokens: x.asked.Tokens,
 		CachedPredicted: x.predicted, CachedActual: cached, Predicted: x.expected, Observed: observed}, x.id)
 	if observed >= 0 {
-		s.stats.predictedTime.WithLabelValues(x.model.Name).Observe(x.expected)
-		s.stats.observedTime.WithLabelValues(x.model.Name).Observe(observed)
+		s.stats.predictedTime.WithLabelValues(x.modelLabel()).Observe(x.expected)
+		s.stats.observedTime.WithLabelValues(x.modelLabel()).Observe(observed)
 		if x.expected > 0 {
-			s.stats.predictionRatio.WithLabelValues(x.model.Name).Observe(observed / x.expected)
+			s.stats.predictionRatio.WithLabelValues(x.modelLabel()).Observe(observed / x.expected)
 		}
 	}
 	if v.record == nil && v.recent == nil {

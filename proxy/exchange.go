@@ -434,7 +434,7 @@ func (x *exchange) admit() failure {
 	quotas, wait, ok := x.key.Budget.Reserve(time.Now(), x.reserved)
 	x.extra = appendQuotas(x.extra, &quotas)
 	if !ok {
-		x.c.s.stats.overRate(x.key.Name, &quotas)
+		x.c.s.stats.overRate(x.keyLabel(), &quotas)
 		x.extra = appendRetryAfter(x.extra, wait)
 		x.message = fmt.Sprintf("The API key `%s` has used up what it may use in a minute; try again in %s.",
 			x.key.Name, appendReset(nil, wait))

@@ -146,18 +146,48 @@ func (s *stats) forget(model string) {
 	}
 }
 
+// noModelLabel is the label of what has no model, or one that is not served any more: what
+// clients ask for makes no series, and those of a model that has left do not come back
+// with its last requests.
+const noModelLabel = "none"
+
+func (x *exchange) modelLabel() string {
+	if x.model == nil {
+		return noModelLabel
+	}
+	name := x.model.Name
+	if is := x.c.s.fleet.Load().Models[name]; is == nil || is.Name != name {
+		return noModelLabel
+	}
+	return name
+}
+
+// keyLabel is the name of the key that the request came with, "" for none and for one
+// that is not known any more.
+func (x *exchange) keyLabel() string {
+	if x.key == nil || !x.c.s.access.Load().known[x.key.Name] {
+		return ""
+	}
+	return x.key.Name
+}
+
+// forgetKey drops the series of an API key that is not known any more.
+func (s *stats) forgetKey(name string) {
+	for _, v := range []*prometheus.CounterVec{s.keyRequests, s.keyTokens, s.limited} {
+		v.DeletePartialMatch(prometheus.Labels{"key": name})
+	}
+}
+
 // finished counts an exchange that is over. Once it does not run any more all of
 // it is counted.
 func (s *stats) finished(x *exchange, f failure, u usage, known bool, now time.Time) {
 	defer s.running.Add(-1)
-	model := "none"
-	if x.model != nil {
-		model = x.model.Name
-	}
+	model := x.modelLabel()
+	key := x.keyLabel()
 	s.totals.ended(f, x.passed, x.status)
 	s.requests.WithLabelValues(model, f.label(), statusClass(x.status), failureTable[f].blame.String()).Inc()
-	if x.key != nil {
-		s.keyRequests.WithLabelValues(x.key.Name, f.label()).Inc()
+	if key != "" {
+		s.keyRequests.WithLabelValues(key, f.label()).Inc()
 	}
 	if x.verdict != "" {
 		s.admissions.WithLabelValues(model, x.verdict).Inc()
@@ -199,8 +229,8 @@ func (s *stats) finished(x *exchange, f failure, u usage, known bool, now time.T
 	}
 	count := func(kind string, n uint64) {
 		s.tokens.WithLabelValues(model, kind).Add(float64(n))
-		if x.key != nil {
-			s.keyTokens.WithLabelValues(x.key.Name, kind).Add(float64(n))
+		if key != "" {
+			s.keyTokens.WithLabelValues(key, kind).Add(float64(n))
 		}
 	}
 	switch {
@@ -232,6 +262,9 @@ var limits = [...]string{"requests", "input_tokens", "output_tokens"}
 
 // overRate counts a request that a key's limits refuse.
 func (s *stats) overRate(key string, q *policy.Quotas) {
+	if key == "" {
+		return
+	}
 	for i, quota := range [...]*policy.Quota{&q.Requests, &q.Input, &q.Output} {
 		if quota.Short {
 			s.limited.WithLabelValues(key, limits[i]).Inc()

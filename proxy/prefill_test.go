@@ -557,6 +557,7 @@ func TestFirstTokenWakesNobody(t *testing.T) {
 		}
 		defer r.Close()
 		c := &conn{s: &Server{stats: newStats()}, nudge: make(chan struct{}, 1)}
+		c.s.fleet.Store(&Fleet{})
 		x := &c.x
 		x.c, x.relay.c, x.replica, x.model, x.cache = c, c, r, &Model{Name: "m"}, &cache{index: kv}
 		x.response.status, x.asked.Tokens, x.observed = 200, 100, -1

@@ -216,7 +216,15 @@ func (s *Server) SetAccess(a *Access) {
 	if a == nil {
 		a = &Access{}
 	}
-	s.access.Store(a)
+	old := s.access.Swap(a)
+	if old == nil {
+		return
+	}
+	for name := range old.known {
+		if !a.known[name] {
+			s.stats.forgetKey(name)
+		}
+	}
 }
 
 // shardOf spreads descriptors over the shards.

@@ -104,7 +104,7 @@ func TestPacketTierByteExact(t *testing.T) {
 		fmt.Sprintf("inferrail_kernel_splices_total{replica=\"e0\"} %d\n", d.Kernel.Splices),
 		fmt.Sprintf("inferrail_kernel_responses_ended_total{replica=\"e0\"} %d\n", d.Kernel.Ended),
 		// One gap less than packets in each splice.
-		fmt.Sprintf("inferrail_inter_token_seconds_count{replica=\"e0\"} %d\n", d.Kernel.Packets-d.Kernel.Splices),
+		fmt.Sprintf("inferrail_inter_token_seconds_count{replica=\"e0\",tier=\"packet\"} %d\n", d.Kernel.Packets-d.Kernel.Splices),
 		"inferrail_kernel_refusals_total{",
 		"inferrail_kernel_stream_seconds_total{",
 		"inferrail_datapath_tier{tier=\"packet\"} 1\n",

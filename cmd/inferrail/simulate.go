@@ -22,7 +22,7 @@ import (
 // simulateCommand serves a workload under several policies in virtual time, and tells
 // how each did and what none can do better than.
 type simulateCommand struct {
-	Trace    string   `name:"trace" placeholder:"FILE" help:"Requests to serve: a trace of Mooncake or Azure, a ShareGPT file, or the agent's decision log; may be packed with gzip."`
+	Trace    []string `name:"trace" sep:"none" placeholder:"FILE" help:"Requests to serve: a trace of Mooncake or Azure, a ShareGPT file, or the agent's decision log; may be packed with gzip. Of a decision log all its files: repeatable, or a pattern in quotes ('decisions.jsonl*')."`
 	Workload string   `name:"workload" placeholder:"NAME" help:"Requests to make and serve instead: w1 to w6, or a name (${workloads})."`
 	Replicas int      `name:"replicas" default:"8" help:"Engines, unless --profile counts them."`
 	Policy   []string `name:"policy" placeholder:"NAME" help:"Policy to compare, repeatable, maybe with weights (cost_model:own_work=2). Default: all of ${policies}."`
@@ -67,7 +67,7 @@ func (c *simulateCommand) Help() string {
 time are models. Equal flags give equal results.
 
   inferrail simulate --trace mooncake_conversation_trace.jsonl --plot charts
-  inferrail simulate --trace decisions.jsonl --policy round_robin --policy cost_model
+  inferrail simulate --trace 'decisions.jsonl*' --policy round_robin --policy cost_model
   inferrail simulate --workload w2 --profile l4-llama-8b=4 --profile h100-llama-8b=2
   inferrail simulate --workload w1 --find-capacity --policy round_robin,cost_model
 
@@ -196,8 +196,8 @@ func (c *simulateCommand) plan() (*virtual.Plan, error) {
 			errs = append(errs, fmt.Errorf(format, args...))
 		}
 	}
-	bad(c.Trace == "" && c.Workload == "", "say what is to be served: --trace FILE or --workload NAME")
-	bad(c.Trace != "" && c.Workload != "", "--trace and --workload exclude each other")
+	bad(len(c.Trace) == 0 && c.Workload == "", "say what is to be served: --trace FILE or --workload NAME")
+	bad(len(c.Trace) > 0 && c.Workload != "", "--trace and --workload exclude each other")
 	bad(c.Replicas < 1, "--replicas must be at least 1, got %d", c.Replicas)
 	bad(c.Replicas > mostReplicas, "--replicas must be at most %d, got %d", mostReplicas, c.Replicas)
 	bad(c.Speed != 0 && c.Rate != 0, "--speed and --rate exclude each other")
@@ -307,7 +307,7 @@ func (c *simulateCommand) requests(p *virtual.Plan) error {
 		return nil
 	}
 	options := workload.ReadOptions{Rate: c.Rate, Seed: c.Seed[0], Model: c.TraceModel}
-	w, err := options.Read(c.Trace)
+	w, err := options.Read(c.Trace...)
 	if err != nil {
 		return err
 	}

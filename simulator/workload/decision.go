@@ -47,6 +47,16 @@ func (h *prefixHash) UnmarshalText(text []byte) error {
 	return nil
 }
 
+// decisions are what has been read of an agent's decision log, of one file or several.
+// The zero value has none.
+type decisions struct {
+	list   []decisionLine
+	models map[string]int // requests of each
+	// Of prompts that are not exact.
+	estimated, counted int
+	bare               int // from before hashes were asked for
+}
+
 // readDecisions reads an agent's decision log: the requests for one model, which is
 // that of the options, or the only one that there is. What a prompt has behind the
 // last of its hashes is taken to be shared with none. Requests without a prompt are
@@ -57,38 +67,55 @@ func (h *prefixHash) UnmarshalText(text []byte) error {
 // fewer altogether, those between all hashes have too. It must be the same for all, for
 // what is shared has one length.
 func (o ReadOptions) readDecisions(r *bufio.Reader) (*Workload, error) {
-	var list []decisionLine
-	models := map[string]int{}
-	estimated, counted, bare := 0, 0, 0
+	var all decisions
+	if err := all.read(r, o.Model); err != nil {
+		return nil, err
+	}
+	return all.workload(o.Model)
+}
+
+// read adds those of a file. The last line may be torn: an agent is writing it, or was
+// killed.
+func (all *decisions) read(r *bufio.Reader, model string) error {
+	if all.models == nil {
+		all.models = map[string]int{}
+	}
 	err := lines(r, func(line []byte) error {
 		var d decisionLine
 		if err := json.Unmarshal(line, &d); err != nil {
 			return err
 		}
 		if d.Prompt == nil {
-			bare++ // from before hashes were asked for
+			all.bare++
 			return nil
 		}
 		if err := d.check(); err != nil {
 			return err
 		}
-		models[d.Model]++
-		if o.Model != "" && o.Model != d.Model {
+		all.models[d.Model]++
+		if model != "" && model != d.Model {
 			return nil
 		}
-		list = append(list, d)
+		all.list = append(all.list, d)
 		if !d.Exact && d.PromptTokens > 0 && d.Outcome.PromptTokens > 0 {
-			estimated, counted = estimated+d.PromptTokens, counted+d.Outcome.PromptTokens
+			all.estimated, all.counted = all.estimated+d.PromptTokens, all.counted+d.Outcome.PromptTokens
 		}
 		return nil
 	})
-	if err != nil {
-		return nil, err
+	torn, syntax := unfinished{}, (*json.SyntaxError)(nil)
+	if errors.As(err, &torn) && errors.As(err, &syntax) {
+		return nil
 	}
-	if len(models) == 0 && bare > 0 {
+	return err
+}
+
+// workload is what they were made for, for one model.
+func (all *decisions) workload(model string) (*Workload, error) {
+	models, list := all.models, all.list
+	if len(models) == 0 && all.bare > 0 {
 		return nil, errNoHashes
 	}
-	if o.Model == "" && len(models) > 1 || o.Model != "" && models[o.Model] == 0 {
+	if model == "" && len(models) > 1 || model != "" && models[model] == 0 {
 		var list []string
 		for _, m := range slices.Sorted(maps.Keys(models)) {
 			list = append(list, fmt.Sprintf("%q (%d requests)", m, models[m]))
@@ -96,8 +123,8 @@ func (o ReadOptions) readDecisions(r *bufio.Reader) (*Workload, error) {
 		return nil, fmt.Errorf("a workload is of one model; say with --trace-model which of these: %s", strings.Join(list, ", "))
 	}
 	ratio := 1.0
-	if estimated > 0 {
-		ratio = float64(counted) / float64(estimated)
+	if all.estimated > 0 {
+		ratio = float64(all.counted) / float64(all.estimated)
 	}
 	w := &Workload{}
 	var times []time.Time

@@ -3,6 +3,7 @@ package workload
 import (
 	"bytes"
 	"compress/gzip"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -281,4 +282,73 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 	})
+}
+
+// The files that rotation has left of a decision log, in whatever order they are
+// named, some packed and one just begun, are read as the log that they were.
+func TestReadRotatedDecisions(t *testing.T) {
+	directory := t.TempDir()
+	write := func(name string, text []byte) string {
+		t.Helper()
+		file := filepath.Join(directory, name)
+		if err := os.WriteFile(file, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	var whole bytes.Buffer
+	var parts [3]bytes.Buffer
+	for i := range 30 {
+		line := fmt.Sprintf(`{"model":"m","prompt_tokens":1100,"exact":%v,"prompt":{"arrived":"2026-01-02T03:04:%02dZ","session":"s%d","every":512,"hashes":["00000000000000%02x","%016x"]},"outcome":{"output_tokens":7,"prompt_tokens":%d}}`+"\n",
+			i%2 == 0, i, i%4, i%3, i, 1100+i)
+		whole.WriteString(line)
+		parts[i/10].WriteString(line)
+	}
+	var packed bytes.Buffer
+	z := gzip.NewWriter(&packed)
+	z.Write(parts[0].Bytes())
+	z.Close()
+	oldest, old, last := write("log.jsonl.2.gz", packed.Bytes()), write("log.jsonl.1", parts[1].Bytes()), write("log.jsonl", parts[2].Bytes())
+	write("log.jsonl.new", nil)
+	want, err := ReadOptions{}.Read(write("whole", whole.Bytes()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := func(paths ...string) {
+		t.Helper()
+		got, err := ReadOptions{}.Read(paths...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got.Block != want.Block || len(got.Requests) != len(want.Requests) {
+			t.Fatalf("%v: %d requests in blocks of %d, want %d of %d", paths, len(got.Requests), got.Block, len(want.Requests), want.Block)
+		}
+		for i := range want.Requests {
+			g, w := got.Requests[i], want.Requests[i]
+			if g.At != w.At || g.Session != w.Session || g.Turn != w.Turn || g.Output != w.Output || len(g.Parts) != len(w.Parts) || g.Parts[0] != w.Parts[0] {
+				t.Fatalf("%v: request %d is %+v, want %+v", paths, i, g, w)
+			}
+		}
+	}
+	f(oldest, old, last)
+	f(last, old, oldest)
+	f(filepath.Join(directory, "log.jsonl*"))
+	f(last, filepath.Join(directory, "log.jsonl*"), old) // each once
+
+	fails := func(want string, paths ...string) {
+		t.Helper()
+		if w, err := (ReadOptions{}).Read(paths...); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: %+v, %v, want %q", paths, w, err, want)
+		}
+	}
+	fails("none that the pattern matches", filepath.Join(directory, "nothing*"))
+	fails("no such file", last, filepath.Join(directory, "nothing"))
+	fails("other: it is no decision log", last, write("other", []byte(`{"hash_ids":[1],"timestamp":0}`)))
+	fails("broken: line 2", last, write("broken", append(bytes.Clone(parts[0].Bytes()[:bytes.IndexByte(parts[0].Bytes(), '\n')+1]), "{}x\n"...)))
+	fails("there is no request", write("empty1", nil), write("empty2", []byte("\n")))
+	fails("no file")
+	// What is being written, or what a killed agent has left, may end within a line.
+	f(oldest, old, write("torn", append(bytes.Clone(parts[2].Bytes()), `{"model":"m","prompt_tokens":11`...)))
+	// A name with the signs of a pattern is a name first.
+	f(write("log[1].jsonl", whole.Bytes()))
 }
