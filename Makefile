@@ -16,7 +16,7 @@ RUN_ARGS = $(or $(ARGS),--sim 3)
 TEST_ARGS = $(or $(ARGS),./cmd/inferrail ./...)
 
 .DEFAULT_GOAL = help
-.PHONY: helm manifests test-kubernetes help run build tokenizers test python-tokenizers test-library test-tokenizers test-vllm lint generate bench-datapath bench-gateway bench-prompt bench-index bench-policy report soak clean
+.PHONY: help run build tokenizers test python-tokenizers test-library test-tokenizers test-vllm lint generate bench-datapath bench-gateway bench-prompt bench-index bench-policy report soak clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-16s%s\n", $$1, $$2}' Makefile
@@ -112,6 +112,8 @@ test-vllm: ## test the agent before a real vLLM, prompts beside what it renders,
 	go test -count 1 -run '^TestGolden$$' ./proxy/prompt/tokenizer # fetches the tokenizers
 	INFERRAIL_VLLM=$(VLLM_ENV)/bin INFERRAIL_TOKENIZERS=$(TOKENIZER_FILES) go test -count 1 -p 1 -timeout 60m -v \
 		-run '^TestVLLM' ./proxy/prompt ./agent ./cmd/inferrail
+
+.PHONY: helm manifests test-kubernetes
 
 # Helm and an API server are built from their modules, where they are not there.
 HELM = 4.3.2

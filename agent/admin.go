@@ -257,8 +257,10 @@ func (a *Agent) degraded() (list []string) {
 	return list
 }
 
-func (ad *admin) fleet(w http.ResponseWriter, _ *http.Request) {
-	ad.write(w, ad.agent.fleet.status())
+// fleet shows the replicas, or the one that ?replica= names, the models, and where
+// replicas come from.
+func (ad *admin) fleet(w http.ResponseWriter, r *http.Request) {
+	ad.write(w, ad.agent.fleet.status(r.URL.Query().Get("replica")))
 }
 
 // datapath shows what the kernel datapath says of itself and what the proxy

@@ -711,8 +711,8 @@ func (f *fleet) whenReleased(tell func(slot int)) {
 	f.released = tell
 }
 
-// status is what /debug/fleet shows.
-func (f *fleet) status() any {
+// status is what /debug/fleet shows, of one replica or, when only is empty, of all.
+func (f *fleet) status(only string) any {
 	type replica struct {
 		Slot     int        `json:"slot"`
 		ID       string     `json:"id"`
@@ -757,6 +757,9 @@ func (f *fleet) status() any {
 	defer f.mu.Unlock()
 	now := time.Now()
 	for _, m := range slices.Concat(f.members, f.leaving) {
+		if only != "" && m.id != only {
+			continue
+		}
 		row := replica{
 			m.replica.Slot, m.id, m.url, m.source, m.cfg.Engine, m.vitals.standing.String(), m.takesRequests(),
 			m.reason(), nil, m.vitals.ejections, m.vitals.failedChecks, m.replica.Failures(),

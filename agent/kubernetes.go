@@ -26,6 +26,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/wait"
 	apiwatch "k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
@@ -93,6 +94,21 @@ func (c *KubernetesConfig) Name() string {
 		name = c.Namespace + "/" + name
 	}
 	return name
+}
+
+// entry tells it from the other sources of a configuration.
+func (c *KubernetesConfig) entry() string {
+	text := c.Name()
+	if c.Port != "" {
+		text += " " + string(c.Port)
+	}
+	if c.NodeLocal {
+		text += " node_local"
+	}
+	if c.Kubeconfig != "" {
+		text += " " + c.Kubeconfig
+	}
+	return text
 }
 
 // sameEngines tells whether the other configuration looks at the same ports of
@@ -170,6 +186,9 @@ type kubernetes struct {
 	// at is the address by which each pod was found last, so that one with
 	// several does not become another engine when they are told one by one.
 	at map[string]string
+	// again is the pause before the server is asked again that has failed; the
+	// zero value is client-go's, 0.8 s at first and up to a minute.
+	again *wait.Backoff
 }
 
 // silence keeps client-go from writing to the standard error. Its calls return
@@ -205,59 +224,113 @@ func (k *kubernetes) follow(ctx context.Context, report func([]finding, error)) 
 	if k.Pods != "" {
 		example = &corev1.Pod{}
 	}
-	informer := cache.NewSharedIndexInformerWithOptions(lw, example, cache.SharedIndexInformerOptions{})
-	note := func() { poke(lw.changed) }
-	_, err = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: func(any) { note() }, UpdateFunc: func(_, _ any) { note() }, DeleteFunc: func(any) { note() },
-	})
-	err = errors.Join(err, informer.SetTransform(withoutBallast),
-		// The calls themselves tell; see listWatch.
-		informer.SetWatchErrorHandlerWithContext(func(context.Context, *cache.Reflector, error) {}))
-	if err != nil {
-		return err
-	}
+	m := &mirror{changed: lw.changed}
+	reflector := cache.NewReflectorWithOptions(lw, example, m, cache.ReflectorOptions{Name: k.Name(), Backoff: k.again})
 	ctx, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
-	running.Go(func() { informer.RunWithContext(ctx) })
+	running.Go(func() { reflector.RunWithContext(ctx) })
 	defer running.Wait()
 	defer cancel()
 
-	synced := informer.HasSyncedChecker().Done()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-synced:
-			synced = nil
 		case <-lw.changed:
-			select {
-			case <-ctx.Done():
-				return nil
-			case <-time.After(gather):
-			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(gather):
 		}
 		failure := lw.failure()
-		if !informer.HasSynced() {
+		objects, complete := m.list()
+		if !complete {
 			if failure != nil {
 				report(nil, failure)
 			}
 			continue
 		}
-		found, problems := k.findings(informer.GetStore().List())
+		found, problems := k.findings(objects)
 		report(found, errors.Join(failure, problems))
 	}
 }
 
+// mirror is the objects that there are in the cluster, as far as they are looked
+// at, and without what takes most of their memory. A reflector of client-go fills
+// it, one call at a time; list may be called beside that. The objects are not
+// changed any more.
+type mirror struct {
+	changed chan<- struct{} // is poked at each change
+
+	mu       sync.Mutex     // guards the rest
+	objects  map[string]any // by namespace and name
+	complete bool           // all have been told once
+}
+
+func (m *mirror) set(object any) error {
+	lean(object)
+	return m.change(object, func(key string) { m.objects[key] = object })
+}
+
+func (m *mirror) change(object any, how func(key string)) error {
+	key, err := cache.MetaNamespaceKeyFunc(object)
+	if err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.objects == nil {
+		m.objects = map[string]any{}
+	}
+	how(key)
+	poke(m.changed)
+	return nil
+}
+
+// Add, Update, Delete, Replace and Resync implement cache.ReflectorStore.
+func (m *mirror) Add(object any) error    { return m.set(object) }
+func (m *mirror) Update(object any) error { return m.set(object) }
+
+func (m *mirror) Delete(object any) error {
+	return m.change(object, func(key string) { delete(m.objects, key) })
+}
+
+func (m *mirror) Replace(list []any, _ string) error {
+	objects := make(map[string]any, len(list))
+	for _, object := range list {
+		key, err := cache.MetaNamespaceKeyFunc(object)
+		if err != nil {
+			return err
+		}
+		lean(object)
+		objects[key] = object
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.objects, m.complete = objects, true
+	poke(m.changed)
+	return nil
+}
+
+func (*mirror) Resync() error { return nil }
+
+func (m *mirror) list() (objects []any, complete bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Collect(maps.Values(m.objects)), m.complete
+}
+
 // poke wakes who waits at the channel, which has room for one.
-func poke(c chan struct{}) {
+func poke(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:
 	default:
 	}
 }
 
-// listWatch are the calls of an informer, of which it remembers whether the last
-// one has failed. close ends it. The informer makes one call at a time; failure
+// listWatch are the calls of a reflector, of which it remembers whether the last
+// one has failed. close ends it. The reflector makes one call at a time; failure
 // may be called beside them.
 type listWatch struct {
 	*cache.ListWatch
@@ -414,21 +487,21 @@ func (lw *listWatch) explain(err error) error {
 	return fmt.Errorf("the API server cannot be asked for %s: %w", lw.what, plainError(err))
 }
 
-// withoutBallast leaves out of what is kept in memory what takes most of it.
-func withoutBallast(object any) (any, error) {
-	if pod, ok := object.(*corev1.Pod); ok {
-		pod.ManagedFields = nil
-		pod.Spec = corev1.PodSpec{Containers: pod.Spec.Containers, InitContainers: pod.Spec.InitContainers, NodeName: pod.Spec.NodeName}
-		for _, list := range [][]corev1.Container{pod.Spec.Containers, pod.Spec.InitContainers} {
+// lean takes from an object what is not looked at and takes most of its memory.
+func lean(object any) {
+	switch o := object.(type) {
+	case *discoveryv1.EndpointSlice:
+		o.ManagedFields = nil
+	case *corev1.Pod:
+		o.ManagedFields = nil
+		o.Spec = corev1.PodSpec{Containers: o.Spec.Containers, InitContainers: o.Spec.InitContainers, NodeName: o.Spec.NodeName}
+		for _, list := range [][]corev1.Container{o.Spec.Containers, o.Spec.InitContainers} {
 			for i, c := range list {
 				list[i] = corev1.Container{Name: c.Name, Ports: c.Ports, RestartPolicy: c.RestartPolicy}
 			}
 		}
-		pod.Status = corev1.PodStatus{Phase: pod.Status.Phase, Conditions: pod.Status.Conditions, PodIP: pod.Status.PodIP, PodIPs: pod.Status.PodIPs}
-	} else if slice, ok := object.(*discoveryv1.EndpointSlice); ok {
-		slice.ManagedFields = nil
+		o.Status = corev1.PodStatus{Phase: o.Status.Phase, Conditions: o.Status.Conditions, PodIP: o.Status.PodIP, PodIPs: o.Status.PodIPs}
 	}
-	return object, nil
 }
 
 // pod is an engine that may be sent requests, or may not yet, or no more.

@@ -29,7 +29,7 @@ type Contest struct {
 	Traffic `embed:""`
 	Asking  `embed:""`
 
-	Policies    []string `default:"round_robin,least_request,lmetric,sticky,cost_model" help:"Policies of the agent to compare."`
+	Policies    []string `default:"round_robin,least_request,lmetric,sticky,cost_model" aliases:"policy" help:"Policies of the agent to compare."`
 	Contestants []string `placeholder:"NAME" help:"Others to compare them with: nginx, nginx-least-conn, haproxy, haproxy-leastconn, sglang-router, vllm-router. The routers are installed from PyPI."`
 	Seeds       int      `default:"3" help:"Runs of each, with workloads of different seeds; the figures are medians over them."`
 	Seed        uint64   `default:"1" help:"The first of the seeds."`
@@ -126,8 +126,11 @@ func (c *Contest) Run(ctx context.Context) error {
 
 // check fills in what the flags leave open and returns who competes.
 func (c *Contest) check() ([]rival, error) {
-	if c.Replicas < 1 || c.Replicas > 64 || c.Seeds < 1 || c.Attempts < 1 {
-		return nil, errors.New("--replicas must be 1 to 64, --seeds and --attempts at least 1")
+	if c.Replicas < 1 || c.Replicas > 64 {
+		return nil, fmt.Errorf("--replicas must be 1 to 64, got %d; inferrail simulate takes more", c.Replicas)
+	}
+	if c.Seeds < 1 || c.Attempts < 1 {
+		return nil, fmt.Errorf("--seeds and --attempts must be at least 1, got %d and %d", c.Seeds, c.Attempts)
 	}
 	if err := c.Asking.check(); err != nil {
 		return nil, err
@@ -158,6 +161,9 @@ func (c *Contest) check() ([]rival, error) {
 	e.MaxNumSeqs = cmp.Or(e.MaxNumSeqs, c.MaxSeqs)
 	if err := c.set(e); err != nil {
 		return nil, err
+	}
+	if _, err := (simulator.Config{Profile: e.Profile}).Completed(); err != nil {
+		return nil, fmt.Errorf("--profile: %w", err)
 	}
 	if c.Profile == "" {
 		e.NumGPUBlocks, e.BlockSize = cmp.Or(e.NumGPUBlocks, 4000), cmp.Or(e.BlockSize, 16)
@@ -365,8 +371,10 @@ func (c *Contest) conclude(comparison *workload.Comparison, rivals []rival, runs
 			doubtful = doubtful || len(comparison.Runs[len(comparison.Runs)-1].Doubts) > 0
 		}
 	}
-	if err := writeComparison(c.Stdout, comparison); err != nil {
-		return err
+	if len(comparison.Runs) > 0 {
+		if err := writeComparison(c.Stdout, comparison); err != nil {
+			return err
+		}
 	}
 	for _, r := range rivals {
 		if err := absent[r.name]; err != nil {

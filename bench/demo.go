@@ -122,6 +122,9 @@ func (d *Demo) Run(ctx context.Context) error {
 	case !(d.Slow >= 1 && d.Slow <= 1000):
 		return fmt.Errorf("--slow %v: want 1 to 1000", d.Slow)
 	}
+	if err := CanWrite(d.JSON); err != nil {
+		return fmt.Errorf("--json: %w", err)
+	}
 	r := &demoRace{Demo: d, workload: d.workload(), throttle: d.Pace * time.Duration(d.Turns) * 2 / 5}
 	for i := range d.Fleets {
 		endpoint, err := newEndpoint(EndpointOptions{URL: d.Fleets[i].URL}, demoLimit)

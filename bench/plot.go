@@ -58,7 +58,7 @@ func ReadComparison(file string) (*workload.Comparison, error) {
 	}
 	c := new(workload.Comparison)
 	if err := json.Unmarshal(data, c); err != nil {
-		return nil, fmt.Errorf("comparison %s: %w", file, err)
+		return nil, fmt.Errorf("comparison %s: %w; want what inferrail simulate --json, bench compare --json or demo --json writes", file, err)
 	}
 	if len(c.Runs) == 0 {
 		return nil, fmt.Errorf("comparison %s: %w", file, errNoRuns)

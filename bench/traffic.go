@@ -13,13 +13,14 @@ import (
 // Traffic is what is asked, as the command line says it: a workload that is made, or a
 // trace that is read.
 type Traffic struct {
-	Workload string        `short:"w" placeholder:"NAME" xor:"traffic" help:"What is asked: w1 to w6, or their names."`
-	Trace    string        `placeholder:"FILE" xor:"traffic" help:"Requests from a file: a trace of Mooncake or Azure, conversations of ShareGPT, or the agent's decision log."`
-	Rate     float64       `placeholder:"N" help:"Requests a second on average, by default 4; a trace that tells when its requests came keeps its times."`
-	Speed    float64       `default:"1" help:"How many times faster than that they come."`
-	Requests int           `short:"n" placeholder:"N" help:"Requests at most, by default 1000 of a workload and all of a trace."`
-	Duration time.Duration `placeholder:"TIME" help:"Only requests that come within this time."`
-	Warm     Warm          `placeholder:"TIME|N%" help:"Requests of this time, or of this part of the whole, are sent and not counted."`
+	Workload  string        `short:"w" placeholder:"NAME" xor:"traffic" help:"What is asked: w1 to w6, or their names."`
+	Trace     string        `placeholder:"FILE" xor:"traffic" help:"Requests from a file: a trace of Mooncake or Azure, conversations of ShareGPT, or the agent's decision log."`
+	Rate      float64       `placeholder:"N" help:"Requests a second on average, by default 4; a trace that tells when its requests came keeps its times."`
+	Speed     float64       `default:"1" help:"How many times faster than that they come."`
+	Requests  int           `short:"n" placeholder:"N" help:"Requests at most, by default 1000 of a workload and all of a trace."`
+	Duration  time.Duration `placeholder:"TIME" help:"Only requests that come within this time."`
+	MaxTokens int           `name:"max-tokens" placeholder:"N" help:"No answer has more tokens than this; by default it has what the workload or the trace says."`
+	Warm      Warm          `placeholder:"TIME|N%" help:"Requests of this time, or of this part of the whole, are sent and not counted."`
 
 	TraceModel string `name:"trace-model" placeholder:"NAME" help:"Whose requests of a decision log, where it has those of several models."`
 
@@ -73,8 +74,8 @@ func (t *Traffic) load(seed uint64) (*workload.Workload, error) {
 	if !(t.Speed > 0 && t.Speed <= 1e6) {
 		return nil, fmt.Errorf("--speed %v: want a number above 0", t.Speed)
 	}
-	if t.Rate < 0 || t.Requests < 0 || t.Duration < 0 || t.TTFTLimit < 0 || t.TPOTLimit < 0 {
-		return nil, errors.New("--rate, --requests, --duration, --ttft-limit and --tpot-limit must not be negative")
+	if t.Rate < 0 || t.Requests < 0 || t.MaxTokens < 0 || t.Duration < 0 || t.TTFTLimit < 0 || t.TPOTLimit < 0 {
+		return nil, errors.New("--rate, --requests, --max-tokens, --duration, --ttft-limit and --tpot-limit must not be negative")
 	}
 	var w *workload.Workload
 	var err error
@@ -82,7 +83,7 @@ func (t *Traffic) load(seed uint64) (*workload.Workload, error) {
 	case t.Workload != "" && t.Trace != "":
 		return nil, errors.New("--workload or --trace, not both")
 	case t.Workload != "":
-		w, err = workload.Generate(workload.Options{Name: t.Workload, Seed: seed, Rate: t.Rate, Requests: t.Requests,
+		w, err = workload.Generate(workload.Options{Name: t.Workload, Seed: seed, Rate: t.Rate, Requests: t.Requests, MaxTokens: t.MaxTokens,
 			Duration: time.Duration(float64(t.Duration) * t.Speed)})
 	case t.Trace != "":
 		w, err = workload.ReadOptions{Rate: t.Rate, Seed: seed, Model: t.TraceModel}.Read(t.Trace)
@@ -91,6 +92,9 @@ func (t *Traffic) load(seed uint64) (*workload.Workload, error) {
 	}
 	if err != nil {
 		return nil, err
+	}
+	if t.MaxTokens > 0 {
+		w = w.Shorter(t.MaxTokens)
 	}
 	if w = w.Faster(t.Speed); t.Requests > 0 {
 		w = w.Limit(t.Requests)

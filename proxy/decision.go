@@ -77,6 +77,10 @@ func (x *exchange) conclude(f failure, u usage, known bool) {
 	if at.IsZero() {
 		at = x.sent // nothing is to be computed for it
 	}
+	if x.predicted >= 0 {
+		s.stats.totals.askedTokens.Add(uint64(max(x.asked.Tokens, 0)))
+		s.stats.totals.expectedTokens.Add(uint64(x.predicted))
+	}
 	cached, observed := -1, x.observed
 	if known && u.cachedTold {
 		cached = int(min(u.cached, 1<<30))

@@ -3,6 +3,7 @@
 //
 //	engine.go     Engine, Sequence: when each token comes. No I/O, no clock, no goroutine
 //	step.go       what each of an engine's steps computes, and how long it takes
+//	gap.go        Gaps: how long it is from one token to the next
 //	cache.go      what engines keep of prompts, and how they name it; as pure as the engine
 //	block.go      vLLM's pool of blocks
 //	radix.go      SGLang's tree of pages, and TGI's

@@ -130,7 +130,9 @@ func TestContestFailure(t *testing.T) {
 	f(func(c *bench.Contest) { c.Plot = "/proc/charts" }, "mkdir /proc/charts")
 	f(func(c *bench.Contest) { c.Policies = nil }, "nothing to compare")
 	f(func(c *bench.Contest) { c.Workload = "w9" }, `there is no workload "w9"`)
-	f(func(c *bench.Contest) { c.Replicas = 0 }, "--replicas must be 1 to 64")
+	f(func(c *bench.Contest) { c.Replicas = 0 }, "--replicas must be 1 to 64, got 0")
+	f(func(c *bench.Contest) { c.Seeds = 0 }, "--seeds and --attempts must be at least 1, got 0 and 1")
+	f(func(c *bench.Contest) { c.Profile = "best" }, "--profile: profile must be one of reference, ")
 	f(func(c *bench.Contest) { c.MaxLag = 0 }, "--max-lag 0s: want a time above 0")
 	f(func(c *bench.Contest) { c.KVBlocks = 20 }, "max-model-len")
 	f(func(c *bench.Contest) { c.MaxLag = time.Nanosecond }, "the figures should not be relied on")
@@ -154,7 +156,7 @@ func TestVirtualTimeAndHTTPAgree(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"round_robin", "cost_model"} {
-		fleet := virtual.Fleet{Events: true, EventLag: time.Millisecond, Lag: 250 * time.Microsecond}
+		fleet := virtual.Fleet{Events: true, EventLag: time.Millisecond, Lag: 250 * time.Microsecond, Hold: 50 * time.Millisecond}
 		for i := range replicas {
 			one := engine
 			one.Seed = uint64(i)

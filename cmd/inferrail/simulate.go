@@ -25,7 +25,7 @@ type simulateCommand struct {
 	Trace    []string `name:"trace" sep:"none" placeholder:"FILE" help:"Requests to serve: a trace of Mooncake or Azure, a ShareGPT file, or the agent's decision log; may be packed with gzip. Of a decision log all its files: repeatable, or a pattern in quotes ('decisions.jsonl*')."`
 	Workload string   `name:"workload" placeholder:"NAME" help:"Requests to make and serve instead: w1 to w6, or a name (${workloads})."`
 	Replicas int      `name:"replicas" default:"8" help:"Engines, unless --profile counts them."`
-	Policy   []string `name:"policy" placeholder:"NAME" help:"Policy to compare, repeatable, maybe with weights (cost_model:own_work=2). Default: all of ${policies}."`
+	Policy   []string `name:"policy" aliases:"policies" placeholder:"NAME" help:"Policy to compare, repeatable, maybe with weights (cost_model:own_work=2). Default: all of ${policies}."`
 	Engine   string   `name:"engine" enum:"vllm,sglang,tgi,llamacpp,ollama" default:"vllm" help:"Whose cache and batching engines have: vllm, sglang, tgi, llamacpp or ollama."`
 	Profile  []string `name:"profile" placeholder:"NAME[=N]" help:"GPU and model of the engines (${profiles}); repeatable with how many there are of each (h100-llama-8b=4). Default: h100-llama-8b."`
 
@@ -34,11 +34,12 @@ type simulateCommand struct {
 	Blocks    int `name:"blocks" default:"0" help:"Blocks of each engine's KV cache; 0 is as many as the profile has room for."`
 	BlockSize int `name:"block-size" default:"0" help:"Tokens of a block; 0 is what the trace tells of, or else what the profile has."`
 
-	Speed    float64       `name:"speed" default:"0" help:"Times faster than recorded; 0 is 1."`
-	Rate     float64       `name:"rate" default:"0" help:"Requests a second, instead of --speed."`
-	Requests int           `name:"requests" default:"0" help:"Requests to serve; 0 is all of a trace, and 1,000 that are made, or 20,000 for --find-capacity."`
-	Seed     []uint64      `name:"seed" default:"1" help:"Seed of what is random, repeatable: medians of as many runs."`
-	WarmUp   time.Duration `name:"warm-up" default:"0s" help:"Leave out the requests of so long a beginning, at the recorded speed."`
+	Speed     float64       `name:"speed" default:"0" help:"Times faster than recorded; 0 is 1."`
+	Rate      float64       `name:"rate" default:"0" help:"Requests a second, instead of --speed."`
+	Requests  int           `name:"requests" default:"0" help:"Requests to serve; 0 is all of a trace, and 1,000 that are made, or 20,000 for --find-capacity."`
+	MaxTokens int           `name:"max-tokens" default:"0" help:"No answer has more tokens than this; 0 is what the workload or the trace says."`
+	Seed      []uint64      `name:"seed" default:"1" help:"Seed of what is random, repeatable: medians of as many runs."`
+	WarmUp    time.Duration `name:"warm-up" default:"0s" help:"Leave out the requests of so long a beginning, at the recorded speed."`
 
 	Agents   int           `name:"agents" default:"1" help:"Agents before the engines, which take the requests in turns."`
 	Events   bool          `name:"events" default:"true" negatable:"" help:"Agents follow the KV events of engines that have any."`
@@ -47,7 +48,7 @@ type simulateCommand struct {
 	Throttle []string      `name:"throttle" placeholder:"ENGINE:FACTOR:FROM:UNTIL" help:"Make an engine so many times slower for a while (0:8:60s:120s), repeatable; without UNTIL for good."`
 	Slow     []string      `name:"slow" placeholder:"ENGINE:FACTOR" help:"Make an engine so many times slower from the beginning on, repeatable."`
 
-	Hold time.Duration `name:"hold" default:"0s" help:"Agents hold requests back until a replica has less than so much work before it (100ms), and send the shortest first; 0 sends each at once."`
+	Hold time.Duration `name:"hold" default:"50ms" help:"With cost_model, agents hold requests back until a replica has less than so much work before it, and send the shortest first; 0s sends each at once."`
 
 	Admission string        `name:"admission" placeholder:"MODE" help:"Refuse requests: rank_only, empirical or absolute. Default: take all."`
 	Budget    time.Duration `name:"budget" default:"0s" help:"Time to first token that each request grants; 0 is any."`
@@ -204,6 +205,7 @@ func (c *simulateCommand) plan() (*virtual.Plan, error) {
 	bad(!(c.Speed >= 0) || c.Speed > 1e6, "--speed must be above 0, and at most a million, got %v", c.Speed)
 	bad(!(c.Rate >= 0) || c.Rate > 1e6, "--rate must be above 0, and at most a million, got %v", c.Rate)
 	bad(c.Requests < 0, "--requests must not be negative, got %d", c.Requests)
+	bad(c.MaxTokens < 0, "--max-tokens must not be negative, got %d", c.MaxTokens)
 	bad(c.Blocks < 0 || c.Blocks == 1 || c.Blocks > mostBlocks, "--blocks must be at least 2 and at most %d, got %d", mostBlocks, c.Blocks)
 	bad(c.BlockSize < 0 || c.BlockSize > mostBlockSize, "--block-size must be at least 1 and at most %d, got %d", mostBlockSize, c.BlockSize)
 	bad(c.Agents < 1 || c.Agents > 1000, "--agents must be between 1 and 1000, got %d", c.Agents)
@@ -211,7 +213,6 @@ func (c *simulateCommand) plan() (*virtual.Plan, error) {
 	bad(c.Lag < 0 || c.EventLag < 0, "--lag and --event-lag must not be negative, got %v and %v", c.Lag, c.EventLag)
 	bad(c.Budget < 0, "--budget must not be negative, got %v", c.Budget)
 	bad(c.Hold < 0, "--hold must not be negative, got %v", c.Hold)
-	bad(c.Hold > 0 && c.Admission != "", "--hold and --admission exclude each other")
 	bad(c.Queue < 0, "--queue must not be negative, got %d", c.Queue)
 	bad(c.SLOTTFT < 0 || c.SLOTPOT < 0, "--slo-ttft and --slo-tpot must not be negative, got %v and %v", c.SLOTTFT, c.SLOTPOT)
 	bad(c.FindCapacity && c.SLOTTFT == 0 && c.SLOTPOT == 0, "--find-capacity needs --slo-ttft or --slo-tpot")
@@ -295,7 +296,7 @@ func (c *simulateCommand) requests(p *virtual.Plan) error {
 			n = 20_000
 		}
 		for _, seed := range c.Seed {
-			w, err := workload.Generate(workload.Options{Name: c.Workload, Seed: seed, Rate: c.Rate, Requests: n})
+			w, err := workload.Generate(workload.Options{Name: c.Workload, Seed: seed, Rate: c.Rate, Requests: n, MaxTokens: c.MaxTokens})
 			if err != nil {
 				return err
 			}
@@ -310,6 +311,9 @@ func (c *simulateCommand) requests(p *virtual.Plan) error {
 	w, err := options.Read(c.Trace...)
 	if err != nil {
 		return err
+	}
+	if c.MaxTokens > 0 {
+		w = w.Shorter(c.MaxTokens)
 	}
 	if c.Requests > 0 {
 		w = w.Limit(c.Requests)

@@ -17,18 +17,14 @@ func WriteTable(w io.Writer, c *workload.Comparison) error {
 	if len(c.Runs) > 0 {
 		n = c.Runs[0].Requests
 	}
-	fmt.Fprintf(&b, "%s: %d requests", c.Workload, n)
+	fmt.Fprintf(&b, "%s: %d request%s", c.Workload, n, plural(n))
 	if len(c.Runs) > 0 {
 		fmt.Fprintf(&b, ", %.3g a second", c.Runs[0].Rate)
 	}
 	if c.Speed != 0 && c.Speed != 1 {
 		fmt.Fprintf(&b, " (x%.4g)", c.Speed)
 	}
-	plural := "s"
-	if c.Replicas == 1 {
-		plural = ""
-	}
-	fmt.Fprintf(&b, "; %d replica%s, %s\n", c.Replicas, plural, c.Engine)
+	fmt.Fprintf(&b, "; %d replica%s, %s\n", c.Replicas, plural(c.Replicas), c.Engine)
 	several := len(c.All) > len(c.Runs)
 	if several {
 		fmt.Fprintf(&b, "medians of %d seeds; ± is half of what the means are apart\n", len(c.Seeds))
@@ -109,6 +105,14 @@ func line(b *strings.Builder, c *workload.Comparison, s *workload.Summary, name,
 	}
 	fmt.Fprintf(b, "%-24s %5.1f %5s | %7s %7s %7s %5s %6s | %5s %5s %6s | %7.2f %6.1f %5s\n", cut(name), 100*s.HitRate, ceiling,
 		number(s.TTFT.P50), number(s.TTFT.P99), number(s.TTFT.Mean), spread, bound, number(s.TPOT.P99), gap, number(s.E2E.P99/1e3), s.Hotspot, 100*s.Good, told)
+}
+
+// plural is the ending of what there are n of.
+func plural(n int) string {
+	if n == 1 {
+		return ""
+	}
+	return "s"
 }
 
 // cut is a name that fits its column.

@@ -99,7 +99,7 @@ func (c *conversation) ask() (answer Part, end time.Duration) {
 func (c *conversation) request(at time.Duration, parts []Part, output int) Request {
 	// What is appended to the history later is not seen through a clipped slice.
 	return Request{At: at, Session: c.number, Tenant: c.tenant, Parts: slices.Clip(parts),
-		Output: c.g.size(output, unevenly), Answer: c.g.id()}
+		Output: c.g.answer(output), Answer: c.g.id()}
 }
 
 func (r *Request) answer() Part { return Part{ID: r.Answer, Tokens: r.Output, Role: "assistant"} }
@@ -110,7 +110,7 @@ func (c *conversation) end(r *Request) time.Duration {
 
 // gap draws how long an answer takes and what is done with it.
 func (g *generator) gap() time.Duration {
-	return time.Duration(g.size(g.Output, unevenly))*g.PerToken + g.wait(g.Think.Seconds())
+	return time.Duration(g.answer(g.Output))*g.PerToken + g.wait(g.Think.Seconds())
 }
 
 // singles are heads of one part.
@@ -154,7 +154,7 @@ func (g *generator) agents() {
 		longest := 0
 		if g.random.IntN(stepsPerOthers) == 0 {
 			for range g.several() {
-				longest = max(longest, g.size(2*g.Output, unevenly))
+				longest = max(longest, g.answer(2*g.Output))
 			}
 		}
 		return g.gap() + time.Duration(longest)*g.PerToken

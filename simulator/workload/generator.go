@@ -35,6 +35,9 @@ type Options struct {
 	// Own is how many tokens a request itself says on average, Result those of a
 	// tool's result, and Output those of an answer.
 	Own, Result, Output int
+	// MaxTokens is the most tokens that an answer has, as if each request asked for no
+	// more; 0 is any number.
+	MaxTokens int
 	// Sessions is how many conversations a swarm has, which all last as long as it does.
 	Sessions int
 	// Turns is how many requests a conversation has on average, and Longest how many
@@ -170,7 +173,7 @@ func (o *Options) check() error {
 	for _, size := range []struct {
 		name  string
 		value int
-	}{{"shared", o.Shared}, {"own", o.Own}, {"result", o.Result}, {"output", o.Output}, {"longest", o.Longest}} {
+	}{{"shared", o.Shared}, {"own", o.Own}, {"result", o.Result}, {"output", o.Output}, {"longest", o.Longest}, {"max-tokens", o.MaxTokens}} {
 		bad(size.value < 0 || size.value > mostTokens, "%s must be 1 to %d tokens, not %d", size.name, mostTokens, size.value)
 	}
 	bad(o.Longest < leastLongest, "longest must be at least %d tokens, not %d", leastLongest, o.Longest)
@@ -216,6 +219,15 @@ func (g *generator) part(role string, mean int, spread float64) Part {
 func (g *generator) size(mean int, spread float64) int {
 	x := math.Exp(math.Log(float64(mean)) - spread*spread/2 + spread*g.random.NormFloat64())
 	return max(1, int(math.Round(min(x, float64(g.Longest-templates)/g.parts))))
+}
+
+// answer draws how many tokens an answer has.
+func (g *generator) answer(mean int) int {
+	n := g.size(mean, unevenly)
+	if g.MaxTokens > 0 {
+		n = min(n, g.MaxTokens)
+	}
+	return n
 }
 
 // wait draws from an exponential distribution.

@@ -524,6 +524,35 @@ func TestLimits(t *testing.T) {
 	f(Options{Requests: 500, Think: time.Millisecond, PerToken: time.Nanosecond, Burst: 1000, Tenants: 7})
 }
 
+// Answers that are cut are so in the prompts that have them, too: a conversation goes on
+// with what was said.
+func TestMaxTokens(t *testing.T) {
+	for _, name := range []string{"w1", "w2", "w3", "w4", "w5", "w6", "dio-chat", "dio-swarm"} {
+		w := generated(t, Options{Name: name, Seed: 1, Requests: 300, MaxTokens: 50})
+		said, cut := map[uint64]int{}, 0
+		for i := range w.Requests {
+			r := &w.Requests[i]
+			if r.Output > 50 || r.Output < 1 {
+				t.Fatalf("%s: an answer of %d tokens", name, r.Output)
+			}
+			if r.Output == 50 {
+				cut++
+			}
+			if r.Answer != 0 {
+				said[r.Answer] = r.Output
+			}
+			for _, p := range r.Parts {
+				if n, ok := said[p.ID]; ok && n != p.Tokens {
+					t.Fatalf("%s: an answer of %d tokens is %d in a later prompt", name, n, p.Tokens)
+				}
+			}
+		}
+		if cut < 30 {
+			t.Errorf("%s: only %d of %d answers are cut", name, cut, len(w.Requests))
+		}
+	}
+}
+
 func TestBadOptions(t *testing.T) {
 	f := func(o Options, want string) {
 		t.Helper()

@@ -47,7 +47,7 @@ func (g *generator) question() func(at time.Duration) {
 			r.Parts = append(r.Parts, systems[popular.draw(g.random)])
 		}
 		r.Parts = append(r.Parts, g.part("user", g.Own, unevenly))
-		r.Output = g.size(g.Output, unevenly)
+		r.Output = g.answer(g.Output)
 		g.requests = append(g.requests, r)
 	}
 }
@@ -105,7 +105,7 @@ func (g *generator) retrievals() {
 			r.Parts[first+i], r.Parts[first+k] = r.Parts[first+k], r.Parts[first+i]
 		})
 		r.Parts = append(r.Parts, g.part("user", g.Own, unevenly))
-		r.Output = g.size(g.Output, unevenly)
+		r.Output = g.answer(g.Output)
 		g.requests = append(g.requests, r)
 	}, func() float64 { return g.Rate }, nil)
 }

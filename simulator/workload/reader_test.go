@@ -91,7 +91,7 @@ func TestParse(t *testing.T) {
 	f("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808\n", "line 2")
 	f("TIMESTAMP,ContextTokens,GeneratedTokens\nnow,4808,1\n", `line 2: "now" is no time`)
 	f("TIMESTAMP,ContextTokens,GeneratedTokens\n", "there is no request in it")
-	f("", "this is no trace")
+	f("", "the file is empty")
 	f("hello", "this is no trace")
 }
 

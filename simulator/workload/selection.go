@@ -103,3 +103,14 @@ func (w *Workload) OnlyEvery(n int) *Workload {
 	}
 	return &out
 }
+
+// Shorter returns the workload with answers of at most n tokens, which is above 0, as if
+// each request asked for no more. Later prompts have what they have.
+func (w *Workload) Shorter(n int) *Workload {
+	out := *w
+	out.Requests = slices.Clone(w.Requests)
+	for i := range out.Requests {
+		out.Requests[i].Output = min(out.Requests[i].Output, n)
+	}
+	return &out
+}

@@ -43,4 +43,10 @@ func TestSelection(t *testing.T) {
 	// Of the conversations the first and the third, of the others the first and the third.
 	f("every second", w.OnlyEvery(2), w.Throttles, 0, 1, 3, 4, 6)
 	f("every", w.OnlyEvery(1), w.Throttles, at(w)...)
+	w.Requests[0].Output, w.Requests[1].Output, w.Requests[2].Output = 4, 5, 6
+	before.Requests = slices.Clone(w.Requests)
+	f("shorter", w.Shorter(5), w.Throttles, at(w)...)
+	if got := w.Shorter(5).Requests; got[0].Output != 4 || got[1].Output != 5 || got[2].Output != 5 {
+		t.Errorf("shorter answers: %+v", got)
+	}
 }
