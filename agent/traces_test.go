@@ -383,6 +383,10 @@ func TestTracesFollowTheConfiguration(t *testing.T) {
 	if d := loggedDecisions(t, file)[0]; d.TraceID != hex.EncodeToString(spans[0].TraceId) {
 		t.Errorf("the decision is of trace %q, the spans are of %x", d.TraceID, spans[0].TraceId)
 	}
+	// Metrics tell of one request whose trace there is.
+	if text := openMetrics(t, l.Agent); !regexp.MustCompile(`inferrail_request_duration_seconds_bucket\{.*# \{trace_id="` + hex.EncodeToString(spans[0].TraceId) + `"\}`).MatchString(text) {
+		t.Error("no duration names its trace")
+	}
 	before := func(text string) {
 		t.Helper()
 		write(t, l.file, []byte(text))
@@ -538,4 +542,24 @@ func TestSpansAreBounded(t *testing.T) {
 	if n := tr.dropped.Load(); n == 0 {
 		t.Error("none is counted as dropped")
 	}
+}
+
+// openMetrics gets the metrics in that form.
+func openMetrics(t *testing.T, a *Agent) string {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), "GET", "http://"+a.AdminAddr().String()+"/metrics", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Accept", "application/openmetrics-text")
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
 }
