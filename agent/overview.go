@@ -55,6 +55,12 @@ type overview struct {
 	Replicas []overviewReplica `json:"replicas,omitempty"`
 }
 
+// Overview and ReplicaOverview are its types for programs that read the page.
+type (
+	Overview        = overview
+	ReplicaOverview = overviewReplica
+)
+
 type overviewModel struct {
 	Name     string `json:"name"`
 	Policy   string `json:"policy"`
