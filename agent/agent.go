@@ -48,6 +48,7 @@ type Agent struct {
 
 	started time.Time
 	history history
+	manager *manager
 
 	reloads reloads
 	keys    []*proxy.Key // what proxy was given last; guarded by reloads.mu
@@ -60,7 +61,7 @@ func Start(ctx context.Context, cfg Config, log *slog.Logger) (_ *Agent, err err
 	if err := cfg.Check(); err != nil {
 		return nil, err
 	}
-	a := &Agent{log: log, failed: make(chan error, 3)}
+	a := &Agent{log: log, failed: make(chan error, 3), manager: managerOf(os.Getenv, os.Getpid(), log)}
 	a.cfg.Store(&cfg)
 	a.stopping, a.stop = context.WithCancel(context.Background())
 	defer func() {
@@ -131,7 +132,15 @@ func Start(ctx context.Context, cfg Config, log *slog.Logger) (_ *Agent, err err
 	if a.certificate != nil {
 		a.following.Go(a.watchCertificate)
 	}
+	a.manager.watch(func() { a.Replicas() })
+	a.manager.ready(a.standing())
 	return a, nil
+}
+
+// standing is what the service manager is told of an agent that serves.
+func (a *Agent) standing() string {
+	up, of := a.Replicas()
+	return fmt.Sprintf("%s tier, %d of %d replicas up, configured %s", a.datapath.Tier(), up, of, a.reloads.when().Format(time.TimeOnly))
 }
 
 // serve serves a listener until Stop.
@@ -230,6 +239,9 @@ func (a *Agent) Run(signals <-chan os.Signal) error {
 	}
 }
 
+// stopMargin is what all that follows the last answer may take.
+const stopMargin = 10 * time.Second
+
 // Stop refuses new connections, waits until running requests have ended or ctx
 // is done, which ends them, and releases everything. The error tells that
 // requests were cut.
@@ -237,6 +249,8 @@ func (a *Agent) Stop(ctx context.Context) error {
 	a.reloads.mu.Lock() // one that has begun is applied as a whole
 	a.draining.Store(true)
 	a.reloads.mu.Unlock()
+	a.manager.stopping(a.cfg.Load().Server.ShutdownTimeout + stopMargin)
+	defer a.manager.close()
 	a.stop()
 	a.following.Wait()
 	for _, l := range a.listeners() {

@@ -124,6 +124,8 @@ func changed(loaded, now map[string]contents) bool {
 }
 
 func (a *Agent) load(s Source) {
+	a.manager.reloading()
+	defer func() { a.manager.ready(a.standing()) }()
 	cfg, err := s.read()
 	if err != nil {
 		a.reject(err)
@@ -234,6 +236,13 @@ func (a *Agent) rejectLocked(err error) {
 	for _, problem := range list {
 		a.log.Error("configuration: " + strings.ReplaceAll(problem, "\n", " "))
 	}
+}
+
+// when tells since when the configuration in use is.
+func (r *reloads) when() time.Time {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.last
 }
 
 // problem is what people are told while the configuration loaded last is not
