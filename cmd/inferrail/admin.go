@@ -121,7 +121,7 @@ func (p *adminPort) ask(ctx context.Context, q inquiry) (answer []byte, status i
 	case resp.StatusCode == http.StatusBadRequest && text != "":
 		return nil, resp.StatusCode, errors.New(text)
 	case resp.StatusCode == http.StatusUnauthorized:
-		return nil, resp.StatusCode, fmt.Errorf("the agent at %s wants its admin token: INFERRAIL_ADMIN_TOKEN, --token-file or --token", p.Admin)
+		return nil, resp.StatusCode, fmt.Errorf("the agent at %s wants its admin token: INFERRAIL_ADMIN_TOKEN or --token, or --token-file", p.Admin)
 	}
 	for _, fine := range q.answers {
 		if resp.StatusCode == fine {

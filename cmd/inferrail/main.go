@@ -37,11 +37,13 @@ type commands struct {
 	Agent    agentCommand    `cmd:"" help:"Route requests to engines: the node agent."`
 	Status   statusCommand   `cmd:"" help:"Tell how a running agent and its replicas are, on one screen."`
 	Explain  explainCommand  `cmd:"" help:"Tell where a request would go now, and why."`
+	Init     initCommand     `cmd:"" help:"Find the engines of this node and write a configuration for them."`
 	Check    checkCommand    `cmd:"" help:"Tell what is wrong with a configuration file."`
 	Sim      simCommand      `cmd:"" help:"Be an engine: a simulated vLLM, SGLang, TGI, llama.cpp or Ollama."`
 	Simulate simulateCommand `cmd:"" help:"Serve a trace in virtual time under each policy: what would it have been?"`
 	Bench    benchCommand    `cmd:"" help:"Measure inferrail beside others."`
 	Demo     demoCommand     `cmd:"" help:"See it choose: sessions over simulated engines of which one becomes slow. Needs no GPU, and under a minute."`
+	MCP      mcpCommand      `cmd:"" name:"mcp" help:"Let assistants ask a running agent, by the Model Context Protocol."`
 	Version  versionCommand  `cmd:"" help:"Print the version."`
 }
 
