@@ -109,7 +109,7 @@ func TestExplainAdvises(t *testing.T) {
 	f("ftp://x", `--admin "ftp://x" is not a URL; want such as http://127.0.0.1:9090`)
 	f("http://", "is not a URL")
 	f("://", "is not a URL")
-	f(answer(401, "x"), "wants its admin token: INFERRAIL_ADMIN_TOKEN, --token-file or --token")
+	f(answer(401, "x"), "wants its admin token: INFERRAIL_ADMIN_TOKEN or --token")
 	f(answer(401, "x"), "has answered what is no explanation", "--token", "right")
 	f(answer(404, "x"), "is that the agent's admin_listen?")
 	f(answer(403, "not from here"), "not from here (status 403")
