@@ -36,7 +36,7 @@ type admin struct {
 
 // collectors are all that the page of metrics shows.
 func (a *Agent) collectors() []prometheus.Collector {
-	list := []prometheus.Collector{a.proxy, a.datapath, a.fleet, a.fleet.prompts, indexMetrics{a.fleet}, loadMetrics{a.fleet}, &a.reloads, a.decisions,
+	list := []prometheus.Collector{a.proxy, a.datapath, a.fleet, a.fleet.prompts, indexMetrics{a.fleet}, loadMetrics{a.fleet}, &a.reloads, a.decisions, a.traces,
 		buildInfo, a.uptime(), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})}
 	if a.certificate != nil {
 		list = append(list, a.certificate)

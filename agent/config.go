@@ -54,6 +54,8 @@ type Config struct {
 	Index     IndexConfig     `yaml:"index"`
 	Server    ServerConfig    `yaml:"server"`
 	Decisions DecisionsConfig `yaml:"decisions"`
+	// Observability is where traces go.
+	Observability ObservabilityConfig `yaml:"observability"`
 
 	// misread is what ParseConfig could not use; Validate reports it.
 	misread problems
@@ -440,6 +442,7 @@ func (c *Config) Validate() error {
 	c.validateIndex(&p)
 	c.validateServer(&p)
 	c.validateDecisions(&p)
+	c.validateObservability(&p)
 	return p.err()
 }
 

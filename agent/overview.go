@@ -55,6 +55,14 @@ type overview struct {
 	Replicas []overviewReplica `json:"replicas,omitempty"`
 }
 
+// Overview, ModelOverview and ReplicaOverview are its types for programs that read the
+// page.
+type (
+	Overview        = overview
+	ModelOverview   = overviewModel
+	ReplicaOverview = overviewReplica
+)
+
 type overviewModel struct {
 	Name     string `json:"name"`
 	Policy   string `json:"policy"`

@@ -206,3 +206,6 @@ func (p *policies) of(cfg *Config, model string) *chosen {
 func (p *policies) keep(served func(model string) bool) {
 	maps.DeleteFunc(p.models, func(model string, _ *chosen) bool { return !served(model) })
 }
+
+// PolicyNames are the names of all policies.
+func PolicyNames() []string { return policy.Names() }

@@ -20,9 +20,8 @@ import (
 )
 
 type explainCommand struct {
-	File   string   `arg:"" optional:"" placeholder:"FILE" help:"The body of a request; the standard input by default."`
-	Admin  string   `placeholder:"URL" default:"http://127.0.0.1:9090" env:"INFERRAIL_ADMIN" help:"The agent's admin port, by default http://127.0.0.1:9090."`
-	Token  string   `placeholder:"TOKEN" env:"INFERRAIL_ADMIN_TOKEN" help:"The token that the admin pages want, if they want one. Better given as a variable, which other users do not see."`
+	File string `arg:"" optional:"" placeholder:"FILE" help:"The body of a request; the standard input by default."`
+	adminPort
 	Path   string   `placeholder:"PATH" default:"/v1/chat/completions" help:"The path of the request, by default /v1/chat/completions."`
 	Header []string `short:"H" sep:"none" placeholder:"NAME: VALUE" help:"A field of the request, such as x-session-id. Repeatable."`
 	JSON   bool     `name:"json" help:"Print what the agent answers, for programs."`
@@ -31,10 +30,6 @@ type explainCommand struct {
 // explainTimeout bounds the whole question. The agent waits for a large prompt for a
 // moment only.
 const explainTimeout = 60 * time.Second
-
-// mostExplained bounds the answer that is read: that about the largest fleets has a
-// few megabytes.
-const mostExplained = 64 << 20
 
 // Run asks a running agent where a request would go now, and why.
 func (c *explainCommand) Run(ctx context.Context, e *env) error {
@@ -46,7 +41,7 @@ func (c *explainCommand) Run(ctx context.Context, e *env) error {
 	if err != nil {
 		return err
 	}
-	answer, err := c.ask(ctx, body)
+	answer, err := c.explain(ctx, body)
 	if err != nil {
 		return err
 	}
@@ -83,55 +78,18 @@ func (c *explainCommand) body(e *env) ([]byte, error) {
 	return body, err
 }
 
-// ask posts the body and returns the answer.
-func (c *explainCommand) ask(ctx context.Context, body []byte) ([]byte, error) {
-	admin := c.Admin
-	if !strings.Contains(admin, "://") {
-		admin = "http://" + admin
-	}
-	base, err := url.Parse(admin)
-	if err != nil || base.Host == "" || base.Scheme != "http" && base.Scheme != "https" {
-		return nil, fmt.Errorf("--admin %q is not a URL; want such as http://127.0.0.1:9090", c.Admin)
-	}
-	target := base.JoinPath("explain")
-	target.RawQuery = url.Values{"path": {c.Path}}.Encode()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, target.String(), bytes.NewReader(body))
-	if err != nil {
-		return nil, err
-	}
-	req.Header.Set("Content-Type", "application/json")
+// explain posts the body and returns the answer.
+func (c *explainCommand) explain(ctx context.Context, body []byte) ([]byte, error) {
+	header := http.Header{}
 	for _, field := range c.Header {
 		name, value, ok := strings.Cut(field, ":")
 		if !ok || strings.TrimSpace(name) == "" {
 			return nil, fmt.Errorf("--header %q is not NAME: VALUE", field)
 		}
-		req.Header.Add(strings.TrimSpace(name), strings.TrimSpace(value))
+		header.Add(strings.TrimSpace(name), strings.TrimSpace(value))
 	}
-	if c.Token != "" {
-		req.Header.Set("Authorization", "Bearer "+c.Token)
-	}
-	client := &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
-	defer client.CloseIdleConnections()
-	resp, err := client.Do(req)
-	if err != nil {
-		return nil, fmt.Errorf("cannot ask the agent at %s: %w; does it run, and is that its admin_listen? (--admin URL)", c.Admin, errors.Unwrap(err))
-	}
-	defer resp.Body.Close()
-	answer, err := io.ReadAll(io.LimitReader(resp.Body, mostExplained))
-	text := strings.TrimSpace(string(answer[:min(len(answer), 2000)]))
-	switch {
-	case err != nil:
-		return nil, fmt.Errorf("the answer of %s breaks off: %w", c.Admin, err)
-	case resp.StatusCode == http.StatusOK:
-		return answer, nil
-	case resp.StatusCode == http.StatusBadRequest && text != "":
-		return nil, errors.New(text)
-	case resp.StatusCode == http.StatusUnauthorized:
-		return nil, fmt.Errorf("the agent at %s wants its admin token: INFERRAIL_ADMIN_TOKEN or --token", c.Admin)
-	case resp.StatusCode == http.StatusNotFound:
-		return nil, fmt.Errorf("there is no /explain at %s; is that the agent's admin_listen? (--admin URL)", c.Admin)
-	}
-	return nil, fmt.Errorf("%s (status %d of %s)", text, resp.StatusCode, c.Admin)
+	answer, _, err := c.ask(ctx, inquiry{path: "explain", query: url.Values{"path": {c.Path}}, header: header, body: body})
+	return answer, err
 }
 
 // printExplanation prints the answer for people: what is known of the prompt, a row

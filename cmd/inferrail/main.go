@@ -35,12 +35,15 @@ type env struct {
 // commands is the grammar of the command line.
 type commands struct {
 	Agent    agentCommand    `cmd:"" help:"Route requests to engines: the node agent."`
+	Status   statusCommand   `cmd:"" help:"Tell how a running agent and its replicas are, on one screen."`
 	Explain  explainCommand  `cmd:"" help:"Tell where a request would go now, and why."`
+	Init     initCommand     `cmd:"" help:"Find the engines of this node and write a configuration for them."`
 	Check    checkCommand    `cmd:"" help:"Tell what is wrong with a configuration file."`
 	Sim      simCommand      `cmd:"" help:"Be an engine: a simulated vLLM, SGLang, TGI, llama.cpp or Ollama."`
 	Simulate simulateCommand `cmd:"" help:"Serve a trace in virtual time under each policy: what would it have been?"`
 	Bench    benchCommand    `cmd:"" help:"Measure inferrail beside others."`
 	Demo     demoCommand     `cmd:"" help:"See it choose: sessions over simulated engines of which one becomes slow. Needs no GPU, and under a minute."`
+	MCP      mcpCommand      `cmd:"" name:"mcp" help:"Let assistants ask a running agent, by the Model Context Protocol."`
 	Version  versionCommand  `cmd:"" help:"Print the version."`
 }
 
@@ -51,7 +54,8 @@ func main() {
 }
 
 // run runs one command line and returns the process's exit status: 1 when the
-// command failed, 2 when the command line is wrong.
+// command failed, 2 when the command line is wrong, and what a command says with a
+// verdict.
 func run(e *env) (status int) {
 	defer func() {
 		switch r := recover().(type) {
@@ -77,7 +81,10 @@ func run(e *env) (status int) {
 		}
 		return 2
 	}
+	said := verdict(0)
 	switch err := command.Run(); {
+	case errors.As(err, &said):
+		return int(said)
 	case errors.Is(err, errTold):
 		return 1
 	case err != nil:

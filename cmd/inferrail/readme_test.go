@@ -16,7 +16,7 @@ import (
 )
 
 // readmes are those for users.
-var readmes = []string{"README.md", "agent/README.md", "deploy/README.md", "bench/README.md", "simulator/README.md"}
+var readmes = []string{"README.md", "agent/README.md", "deploy/README.md", "bench/README.md", "simulator/README.md", "cmd/inferrail/README.md"}
 
 // What the READMEs point to is there.
 func TestReadme(t *testing.T) {

@@ -116,6 +116,6 @@ func TestHoldNearBound(t *testing.T) {
 		}
 	}
 	conversation := readPacked(t, "conversation")
-	f(conversation, 1.17)
-	f(conversation.Faster(1.8), 1.225)
+	f(conversation, 1.18)
+	f(conversation.Faster(1.8), 1.235)
 }
