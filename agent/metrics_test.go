@@ -367,6 +367,7 @@ How many series there are is bounded by what is configured and served:
 		{"What engines have in their caches", "inferrail_index inferrail_kv_"},
 		{"Replicas", "inferrail_replica inferrail_discovery"},
 		{"Datapath", "inferrail_datapath inferrail_kernel inferrail_relay"},
+		{"Traces", "inferrail_trace"},
 		{"The agent", "inferrail_"},
 	}
 	told := map[string]bool{}

@@ -221,7 +221,9 @@ func (a *attributes) request(r *proxy.Trace) {
 	if op := operations[r.Route]; op != "" {
 		a.text(semconv.GenAIOperationNameKey, op)
 		a.text(semconv.GenAIProviderNameKey, "inferrail")
-		a.truth(semconv.GenAIRequestStreamKey, r.Stream)
+		if r.Stream {
+			a.truth(semconv.GenAIRequestStreamKey, true)
+		}
 	}
 	a.text(semconv.GenAIRequestModelKey, cmp.Or(r.Asked, r.Model))
 	if r.Tier != "" && r.Status == 200 {
@@ -281,6 +283,9 @@ func (m *spanMaker) addAttempt(ctx context.Context, r *proxy.Trace, i int) {
 		sent = a.Chosen // no connection was had
 	}
 	_, client := m.start(ctx, r, a.Client, name, trace.SpanKindClient, sent, list)
+	if !a.Resent.IsZero() {
+		client.AddEvent("sent again: the connection was closed", trace.WithTimestamp(a.Resent))
+	}
 	if !a.FirstByte.IsZero() {
 		client.AddEvent("first byte", trace.WithTimestamp(a.FirstByte))
 	}

@@ -51,7 +51,7 @@ func badCollector(text string) string {
 		// It would be shown with the configuration.
 		return fmt.Sprintf("%q holds a password; give it in OTEL_EXPORTER_OTLP_HEADERS", u.Redacted())
 	case u.RawQuery != "" || u.Fragment != "":
-		return fmt.Sprintf("%q has more than scheme, host, port and path", text)
+		return fmt.Sprintf("%q has more than scheme, host, port and path", u.Scheme+"://"+u.Host+"...")
 	}
 	return ""
 }

@@ -209,9 +209,7 @@ func (x *exchange) send() failure {
 	bufs, length := cut(x.pieces[:1], x.body, edits) // the head goes first
 	x.out = x.head.appendTo(x.out[:0], asEngine{method: x.method, target: x.target, replica: x.replica,
 		id: x.id, length: length, hideKey: !x.access.Open(), trace: x.trace})
-	if a := x.tracing(); a != nil {
-		a.Sent = time.Now()
-	}
+	x.traceSent()
 	bufs[0] = x.out
 	x.left = bufs
 	return x.sendLeft()

@@ -213,9 +213,9 @@ func (s *stats) finished(x *exchange, f failure, u usage, known bool, now time.T
 	s.tiers[tier]++
 	s.mu.Unlock()
 
-	s.firstByte.WithLabelValues(model).Observe(x.ttfb.Seconds())
+	x.observe(s.firstByte.WithLabelValues(model), x.ttfb)
 	if f == none {
-		s.duration.WithLabelValues(model).Observe(now.Sub(x.began).Seconds())
+		x.observe(s.duration.WithLabelValues(model), now.Sub(x.began))
 	}
 	if x.status != 200 {
 		return
@@ -272,10 +272,20 @@ func (s *stats) overRate(key string, q *policy.Quotas) {
 	}
 }
 
-// sawFirstToken counts how long a client has waited for its first token.
-func (s *stats) sawFirstToken(model string, took time.Duration) {
+// sawFirstToken counts how long the client of x has waited for its first token.
+func (s *stats) sawFirstToken(x *exchange, took time.Duration) {
 	s.totals.firstTokens[latencyBucket(took)].Add(1)
-	s.firstToken.WithLabelValues(model).Observe(took.Seconds())
+	x.observe(s.firstToken.WithLabelValues(x.modelLabel()), took)
+}
+
+// observe tells a histogram how long something took, and with it the trace, if it is one
+// that a collector gets.
+func (x *exchange) observe(h prometheus.Observer, took time.Duration) {
+	if with, ok := h.(prometheus.ExemplarObserver); ok && x.trace != nil {
+		with.ObserveWithExemplar(took.Seconds(), prometheus.Labels{"trace_id": x.traceID()})
+		return
+	}
+	h.Observe(took.Seconds())
 }
 
 // cachedTokens counts what was predicted of a response's prompt beside what the

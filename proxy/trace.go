@@ -63,10 +63,11 @@ type TraceAttempt struct {
 	Route, Client SpanID
 	// Choosing is when a replica was looked for first, Chosen when there was one or the
 	// request was refused, Held for how long of that it was held back, Sent when the
-	// engine was given the request, FirstByte when its answer began and Ended when the
-	// attempt was over. Each is zero where it did not come so far.
-	Choosing, Chosen, Sent, FirstByte, Ended time.Time
-	Held                                     time.Duration
+	// engine was given the request, Resent when it was once more because it had closed the
+	// connection, FirstByte when its answer began and Ended when the attempt was over.
+	// Each is zero where it did not come so far.
+	Choosing, Chosen, Sent, Resent, FirstByte, Ended time.Time
+	Held                                             time.Duration
 	// Replica is the one that was chosen, "" for none, and Addr its host:port.
 	Replica, Addr string
 	// Decision is what it was chosen from, which WorkOut completes; nil where it did not
@@ -235,6 +236,17 @@ func (x *exchange) traceDecision() {
 	x.tellShadows(a.Decision)
 	a.Chosen, a.Held = time.Now(), x.holding.took
 	a.Client, a.Replica, a.Addr = newSpanID(), x.replica.ID, x.replica.Addr
+}
+
+// traceSent tells the trace that the engine is given the request.
+func (x *exchange) traceSent() {
+	switch a := x.tracing(); {
+	case a == nil:
+	case a.Sent.IsZero():
+		a.Sent = time.Now()
+	default:
+		a.Resent = time.Now()
+	}
 }
 
 // traceAnswer tells the trace how an attempt went, whose answer has begun if f is none.
