@@ -37,7 +37,7 @@ type Agent struct {
 	decisions   *decisionLog
 	traces      *traces
 	admin       *http.Server
-	adminBusy   busyConns // of admin
+	adminConns  adminConns
 
 	serving   sync.WaitGroup // the goroutines in which proxy and admin serve
 	failed    chan error     // what ended one of them before Stop
@@ -289,7 +289,7 @@ func (a *Agent) closeAdmin() {
 	defer cancel()
 	if a.adminL.given.Load() {
 		// Shutdown drops a request that it sees arrive.
-		a.adminBusy.wait(ctx)
+		a.adminConns.wait(ctx)
 	}
 	if a.admin.Shutdown(ctx) != nil {
 		a.admin.Close()

@@ -47,3 +47,6 @@ func (a *Agent) uptime() prometheus.Collector {
 	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "inferrail_uptime_seconds", Help: "Time since the agent has started."},
 		func() float64 { return time.Since(a.started).Seconds() })
 }
+
+// Version is what this program calls itself.
+func Version() string { return thisBuild.version }

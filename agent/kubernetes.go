@@ -165,7 +165,7 @@ func (p PodPort) problem() string {
 		return ""
 	}
 	if why := validation.IsDNS1123Label(string(p)); why != nil {
-		return fmt.Sprintf("%q is neither a number nor the name of a port, such as http", string(p))
+		return fmt.Sprintf("%.100q is neither a number nor the name of a port, such as http", string(p))
 	}
 	return ""
 }
@@ -491,9 +491,9 @@ func (lw *listWatch) explain(err error) error {
 func lean(object any) {
 	switch o := object.(type) {
 	case *discoveryv1.EndpointSlice:
-		o.ManagedFields = nil
+		leanMeta(&o.ObjectMeta)
 	case *corev1.Pod:
-		o.ManagedFields = nil
+		leanMeta(&o.ObjectMeta)
 		o.Spec = corev1.PodSpec{Containers: o.Spec.Containers, InitContainers: o.Spec.InitContainers, NodeName: o.Spec.NodeName}
 		for _, list := range [][]corev1.Container{o.Spec.Containers, o.Spec.InitContainers} {
 			for i, c := range list {
@@ -502,6 +502,15 @@ func lean(object any) {
 		}
 		o.Status = corev1.PodStatus{Phase: o.Status.Phase, Conditions: o.Status.Conditions, PodIP: o.Status.PodIP, PodIPs: o.Status.PodIPs}
 	}
+}
+
+// leanMeta leaves of labels and annotations the hints: kubectl keeps whole
+// manifests in the latter.
+func leanMeta(o *metav1.ObjectMeta) {
+	o.ManagedFields = nil
+	other := func(key, _ string) bool { return !strings.HasPrefix(key, hintPrefix) }
+	maps.DeleteFunc(o.Labels, other)
+	maps.DeleteFunc(o.Annotations, other)
 }
 
 // pod is an engine that may be sent requests, or may not yet, or no more.
@@ -767,6 +776,10 @@ func sorted(objects []any) []any {
 // and the labels by which a Service does, which Kubernetes puts on its slices.
 const hintPrefix = "inferrail.io/"
 
+// mostHintModels bounds the models of such a hint: whoever may make a pod writes it,
+// and each model has series of metrics.
+const mostHintModels = 256
+
 // hints are what may follow it, and set a key of the replica. What they return
 // says what is wrong with the value.
 var hints = map[string]func(r *ReplicaConfig, value string) string{
@@ -780,6 +793,9 @@ var hints = map[string]func(r *ReplicaConfig, value string) string{
 	"models": func(r *ReplicaConfig, value string) string {
 		var models []string
 		for name := range strings.SplitSeq(value, ",") {
+			if len(models) == mostHintModels {
+				return fmt.Sprintf("want at most %d names", mostHintModels)
+			}
 			if name = strings.TrimSpace(name); name == "" || slices.Contains(models, name) {
 				return "want names with commas between them, each once"
 			}
@@ -818,7 +834,7 @@ func hintsOf(p *pod, problems *complaints) map[string]string {
 				continue
 			}
 			if why := hint(&ReplicaConfig{}, value); why != "" {
-				problems.add("%s: %s is %q; %s", p.about, key, value, why)
+				problems.add("%s: %s is %.100q; %s", p.about, key, value, why)
 				continue
 			}
 			if out == nil {
@@ -832,23 +848,24 @@ func hintsOf(p *pod, problems *complaints) map[string]string {
 
 // complaints are what is wrong with objects of the cluster, each said once. The
 // zero value is none.
-type complaints struct{ list []string }
+type complaints struct{ said map[string]bool }
 
 func (c *complaints) add(format string, args ...any) {
-	if text := fmt.Sprintf(format, args...); !slices.Contains(c.list, text) {
-		c.list = append(c.list, text)
+	if c.said == nil {
+		c.said = map[string]bool{}
 	}
+	c.said[fmt.Sprintf(format, args...)] = true
 }
 
 // err names a few; a rollout may bring hundreds.
 func (c *complaints) err() error {
 	const most = 3
-	if len(c.list) == 0 {
+	if len(c.said) == 0 {
 		return nil
 	}
-	slices.Sort(c.list)
-	text := strings.Join(c.list[:min(most, len(c.list))], "; ")
-	if more := len(c.list) - most; more > 0 {
+	list := slices.Sorted(maps.Keys(c.said))
+	text := strings.Join(list[:min(most, len(list))], "; ")
+	if more := len(list) - most; more > 0 {
 		text += fmt.Sprintf("; and %d more like these", more)
 	}
 	return errors.New(text)

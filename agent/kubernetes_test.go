@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -642,5 +643,47 @@ func TestKubernetesMembersComeAndGo(t *testing.T) {
 	rest, err := io.ReadAll(in)
 	if err != nil || !strings.HasSuffix(string(rest), "data: [DONE]\n\n") {
 		t.Fatalf("the stream was cut: %v", err)
+	}
+}
+
+// Whoever may make a pod writes its annotations, as large as Kubernetes lets them be:
+// neither the agent's memory nor its log nor its time are theirs.
+func TestKubernetesHostileAnnotations(t *testing.T) {
+	const largest = 256 << 10 // of all annotations of an object
+	o := &corev1.Pod{}
+	o.Namespace, o.Name, o.UID = "serving", "vllm-0", "u0"
+	o.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.0.0.1", Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}}
+	f := func(port PodPort, annotations map[string]string, want string) {
+		t.Helper()
+		o.Annotations = annotations
+		lean(o)
+		found, err := (&kubernetes{KubernetesConfig: KubernetesConfig{Pods: "app=vllm", Port: port}}).findings([]any{o})
+		if err == nil {
+			err = errors.New("")
+		}
+		if !strings.Contains(err.Error(), want) || len(err.Error()) > 1000 {
+			t.Errorf("says %.300q, which is %d bytes, want %q", err, len(err.Error()), want)
+		}
+		for _, r := range found {
+			if len(r.Models) > mostHintModels {
+				t.Errorf("%d models", len(r.Models))
+			}
+		}
+	}
+	var many strings.Builder
+	for i := 0; many.Len() < largest-100; i++ {
+		fmt.Fprint(&many, i, ",")
+	}
+	f("8000", map[string]string{hintPrefix + "models": many.String() + "x"}, "want at most 256 names")
+	f("8000", map[string]string{hintPrefix + "engine": strings.Repeat("x", largest)}, "want vllm")
+	f("", map[string]string{hintPrefix + "port": strings.Repeat("x", largest)}, "neither a number")
+	unknown := map[string]string{}
+	for i := range largest / 24 {
+		unknown[hintPrefix+strconv.Itoa(1e6+i)] = ""
+	}
+	f("8000", unknown, "and 10919 more like these")
+	f("8000", map[string]string{hintPrefix + "models": "m", "kubectl.kubernetes.io/last-applied-configuration": strings.Repeat("x", largest)}, "")
+	if len(o.Annotations) != 1 {
+		t.Errorf("%d annotations are kept", len(o.Annotations))
 	}
 }

@@ -55,9 +55,11 @@ type overview struct {
 	Replicas []overviewReplica `json:"replicas,omitempty"`
 }
 
-// Overview and ReplicaOverview are its types for programs that read the page.
+// Overview, ModelOverview and ReplicaOverview are its types for programs that read the
+// page.
 type (
 	Overview        = overview
+	ModelOverview   = overviewModel
 	ReplicaOverview = overviewReplica
 )
 

@@ -49,6 +49,7 @@ var onlyIn = []struct {
 }{
 	{path: "github.com/cilium/ebpf", folders: []string{"bpf"}},
 	{path: "github.com/alecthomas/kong", folders: []string{"cmd"}},
+	{path: "github.com/modelcontextprotocol/go-sdk", folders: []string{"cmd"}},
 	{path: "github.com/miekg/dns", folders: []string{"agent"}},
 	{path: "go.opentelemetry.io", folders: []string{"agent"}},
 	{path: "k8s.io", folders: []string{"agent"}, tests: []string{"deploy"}},

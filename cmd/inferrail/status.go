@@ -53,9 +53,9 @@ type agentStatus struct {
 	Exit   verdict `json:"exit_status"`
 	// Overview, Datapath and Failures are of the pages /debug/overview, /debug/datapath
 	// and /debug/decisions: the last requests that have failed, the newest first.
-	Overview agent.Overview  `json:"overview"`
-	Datapath carriedAnswers  `json:"datapath"`
-	Failures []failedRequest `json:"failures"`
+	Overview agent.Overview   `json:"overview"`
+	Datapath carriedAnswers   `json:"datapath"`
+	Failures []recentDecision `json:"failures"`
 }
 
 // carriedAnswers is what is read of /debug/datapath.
@@ -76,24 +76,47 @@ type carriedBy struct {
 	Count  uint64 `json:"count"`
 }
 
-// failedRequest is a row of /debug/decisions of which the outcome is no success.
-type failedRequest struct {
-	Time      time.Time `json:"time"`
-	RequestID string    `json:"request_id"`
-	Model     string    `json:"model"`
-	Winner    string    `json:"winner"`
-	Reason    string    `json:"reason"`
-	Outcome   *struct {
-		Outcome  string `json:"outcome"`
-		Status   int    `json:"status"`
-		Attempts int    `json:"attempts"`
+// recentDecisions is /debug/decisions.
+type recentDecisions struct {
+	Kept      uint64           `json:"kept"`
+	Made      uint64           `json:"made"`
+	Decisions []recentDecision `json:"decisions"`
+}
+
+// recentDecision is a row of it, as far as it is read.
+type recentDecision struct {
+	Time         time.Time `json:"time"`
+	RequestID    string    `json:"request_id"`
+	Model        string    `json:"model"`
+	Policy       string    `json:"policy"`
+	Winner       string    `json:"winner"`
+	Reason       string    `json:"reason"`
+	PromptTokens int       `json:"prompt_tokens"`
+	CachedTokens int       `json:"cached_tokens"`
+	PredictedMS  *float64  `json:"predicted_ms"`
+	Disagreed    []string  `json:"disagreed,omitempty"`
+	// Outcome is nil as long as the request is not over.
+	Outcome *struct {
+		Outcome      string   `json:"outcome"`
+		Status       int      `json:"status"`
+		Attempts     int      `json:"attempts"`
+		FirstTokenMS *float64 `json:"first_token_ms"`
 	} `json:"outcome"`
 }
 
 // failed reports that the request is over, and that its client has not left by itself
 // and has got no answer that is right.
-func (r *failedRequest) failed() bool {
+func (r *recentDecision) failed() bool {
 	return r.Outcome != nil && (r.Outcome.Status >= 500 || r.Outcome.Status == http.StatusTooManyRequests || r.Outcome.Outcome == "aborted")
+}
+
+// line tells of one that has failed.
+func (r *recentDecision) line() string {
+	at := r.Winner
+	if at == "" {
+		at = "no replica"
+	}
+	return fmt.Sprintf("%s  %d %s, %s at %s (request %s)", r.Time.Local().Format("15:04:05"), r.Outcome.Status, r.Outcome.Outcome, r.Model, at, r.RequestID)
 }
 
 // mostFailures bounds those that are shown.
@@ -152,13 +175,11 @@ func (c *statusCommand) look(ctx context.Context) (*agentStatus, error) {
 	if err := c.read(ctx, inquiry{path: "debug/datapath"}, &s.Datapath); err != nil {
 		return nil, err
 	}
-	var recent struct {
-		Decisions []failedRequest `json:"decisions"`
-	}
+	var recent recentDecisions
 	if err := c.read(ctx, inquiry{path: "debug/decisions"}, &recent); err != nil {
 		return nil, err
 	}
-	s.Failures = []failedRequest{}
+	s.Failures = []recentDecision{}
 	for _, r := range slices.Backward(recent.Decisions) {
 		if r.failed() && len(s.Failures) < mostFailures {
 			s.Failures = append(s.Failures, r)
@@ -294,15 +315,7 @@ func (s *agentStatus) lines(size screen) []line {
 		if i == 0 {
 			head = "failures"
 		}
-		at := r.Winner
-		if at == "" {
-			at = "no replica"
-		}
-		what := strconv.Itoa(r.Outcome.Status)
-		if r.Outcome.Outcome != "" {
-			what += " " + r.Outcome.Outcome
-		}
-		say(head, "%s  %s, %s at %s (request %s)", r.Time.Local().Format("15:04:05"), what, r.Model, at, r.RequestID)
+		say(head, "%s", r.line())
 	}
 	say("replicas", "%s", standingsOf(o.States))
 	if len(o.Replicas) > 0 {
@@ -405,6 +418,16 @@ func urgency(state, cache string) int {
 	return 6
 }
 
+// byUrgency are the replicas in that order, and of those alike the busiest first.
+func byUrgency(replicas []agent.ReplicaOverview) []agent.ReplicaOverview {
+	replicas = slices.Clone(replicas)
+	slices.SortStableFunc(replicas, func(a, b agent.ReplicaOverview) int {
+		return cmp.Or(cmp.Compare(urgency(a.State, a.Cache), urgency(b.State, b.Cache)),
+			cmp.Compare(b.Running+b.Pending, a.Running+a.Pending), cmp.Compare(b.BacklogMS, a.BacklogMS), cmp.Compare(a.ID, b.ID))
+	})
+	return replicas
+}
+
 // statusColumn is a column of the table of replicas. Those of a lower rank stay when the
 // screen is narrow.
 type statusColumn struct {
@@ -416,11 +439,7 @@ type statusColumn struct {
 
 // table is the rows for replicas, at most so many lines.
 func (s *agentStatus) table(size screen, most int) []line {
-	replicas := slices.Clone(s.Overview.Replicas)
-	slices.SortStableFunc(replicas, func(a, b agent.ReplicaOverview) int {
-		return cmp.Or(cmp.Compare(urgency(a.State, a.Cache), urgency(b.State, b.Cache)),
-			cmp.Compare(b.Running+b.Pending, a.Running+a.Pending), cmp.Compare(b.BacklogMS, a.BacklogMS), cmp.Compare(a.ID, b.ID))
-	})
+	replicas := byUrgency(s.Overview.Replicas)
 	ratio := func(v *float64) string {
 		if v == nil {
 			return "-"
