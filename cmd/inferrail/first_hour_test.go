@@ -57,7 +57,9 @@ var expected = []struct {
 	{command: "curl -s '127.0.0.1:9090/debug/", prints: `^\{`},
 	{command: "bin/inferrail explain", prints: `(?m)^winner +\S+ \(`},
 	{command: "inferrail explain", prints: `(?m)^winner +\S+ \(`},
-	{command: "bin/inferrail status", prints: `(?m)[1-9]`},
+	{command: "bin/inferrail status", prints: `(?i)\b(ok|degraded)\b`},
+	{command: "inferrail status", prints: `(?i)\b(ok|degraded)\b`},
+	{command: "bin/inferrail init", prints: `inferrail.yaml`},
 	{command: "bin/inferrail check", prints: `.`},
 	{command: "bin/inferrail demo", prints: `With cost_model an answer took`},
 	{command: "bin/inferrail simulate", prints: `(?m)^cost_model `},
@@ -355,8 +357,9 @@ func (w *walk) ends(command string, c *child, prints string) {
 		w.Fatalf("%s: %s does not end: %s", w.document, command, c.out)
 	}
 	out := c.out.String()
-	// A busy machine makes a measurement doubtful, which is no matter here.
-	if c.err != nil && !strings.Contains(out, "should not be relied on") {
+	// A busy machine makes a measurement doubtful, and may make an agent degraded for a
+	// moment, which is no matter here.
+	if c.err != nil && !strings.Contains(out, "should not be relied on") && !(strings.Contains(command, "inferrail status") && strings.Contains(out, "degraded")) {
 		w.Errorf("%s: %s: %v: %s", w.document, command, c.err, out)
 	}
 	if !regexp.MustCompile(prints).MatchString(out) {

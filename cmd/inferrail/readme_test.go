@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -222,6 +223,58 @@ func TestReadmeHasEveryFault(t *testing.T) {
 		}
 		if flag := "--fault-" + strings.ReplaceAll(name, "_", "-"); !strings.Contains(help.stdout.String(), flag) {
 			t.Errorf("there is no flag %s", flag)
+		}
+	}
+}
+
+// What the documents say of the default policy is what the report has.
+func TestDocumentsSayWhatTheReportSays(t *testing.T) {
+	report := read(t, "bench/REPORT.md")
+	_, overview, _ := strings.Cut(report, "\n## Overview\n")
+	head := regexp.MustCompile(`(?m)^\| mean TTFT, in bounds \|(.*)\|$`).FindStringSubmatch(overview)
+	if head == nil {
+		t.Fatal("the report has no table of means in bounds")
+	}
+	columns := strings.Split(head[1], "|")
+	var byPolicy [2][]float64
+	for _, row := range regexp.MustCompile(`(?m)^\| Mooncake (?:conversation|synthetic)(?: at 1\.8x)? \|(.*)\|$`).FindAllStringSubmatch(overview, 4) {
+		for i, cell := range strings.Split(row[1], "|") {
+			of := slices.Index([]string{"cost_model", "round_robin"}, strings.TrimSpace(columns[i]))
+			if of < 0 {
+				continue
+			}
+			n, err := strconv.ParseFloat(strings.Trim(cell, " *"), 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			byPolicy[of] = append(byPolicy[of], n)
+		}
+	}
+	var saved []string
+	for _, row := range regexp.MustCompile(`at equal limits \| How much of W[123] \| (\d+) instead of 8`).FindAllStringSubmatch(report, -1) {
+		saved = append(saved, row[1])
+	}
+	if len(byPolicy[0]) != 4 || len(byPolicy[1]) != 4 || len(saved) != 3 {
+		t.Fatalf("found %v, and %v", byPolicy, saved)
+	}
+	ours, theirs := byPolicy[0], byPolicy[1]
+	times := fmt.Sprintf("%.2f to %.2f times", slices.Min(ours), slices.Max(ours))
+	robin := fmt.Sprintf("%.1f to %.0f times", slices.Min(theirs), slices.Max(theirs))
+	for _, file := range []string{"README.md", "agent/TUNING.md", "policy/README.md"} {
+		text := strings.Join(strings.Fields(read(t, file)), " ")
+		for _, want := range []string{times, robin} {
+			if !strings.Contains(text, want) {
+				t.Errorf("%s does not say %q, which is what bench/REPORT.md has", file, want)
+			}
+		}
+	}
+	for file, want := range map[string]string{
+		"README.md":       fmt.Sprintf("with %s to %s.", slices.Min(saved), slices.Max(saved)),
+		"agent/TUNING.md": fmt.Sprintf("takes %s (system prompts), %s (chats), %s (agents)", saved[0], saved[1], saved[2]),
+	} {
+		text := strings.Join(strings.Fields(read(t, file)), " ")
+		if !strings.Contains(text, want) {
+			t.Errorf("%s does not say %q, which is what bench/REPORT.md has", file, want)
 		}
 	}
 }
