@@ -16,7 +16,7 @@ RUN_ARGS = $(or $(ARGS),--sim 3)
 TEST_ARGS = $(or $(ARGS),./cmd/inferrail ./...)
 
 .DEFAULT_GOAL = help
-.PHONY: helm manifests test-kubernetes help run build tokenizers test python-tokenizers test-library test-tokenizers test-vllm lint generate bench-datapath bench-gateway bench-prompt bench-index bench-policy report soak clean
+.PHONY: help run build tokenizers test python-tokenizers test-library test-tokenizers test-vllm lint generate bench-datapath bench-gateway bench-prompt bench-index bench-policy report soak clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-16s%s\n", $$1, $$2}' Makefile
@@ -32,17 +32,20 @@ HF_VERSION = $(shell awk '$$1 == "github.com/daulet/tokenizers" {print substr($$
 HF_ENV = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/inferrail/tokenizers-$(HF_VERSION)
 HF_TAGS = hftokenizers,netgo,osusergo
 TOKENIZERS ?=
+# Without the tables of debuggers, which are a third of it; profiles do not need them.
+LDFLAGS = -s -w
 ifeq ($(TOKENIZERS),hf)
 build: export CGO_ENABLED = 1
 build: export CGO_LDFLAGS = -L$(HF_ENV)
 build: tokenizers
-BUILD_ARGS = -tags $(HF_TAGS) -ldflags '-linkmode external -extldflags -static'
+BUILD_ARGS = -tags $(HF_TAGS)
+LDFLAGS += -linkmode external -extldflags -static
 else ifneq ($(TOKENIZERS),)
 $(error TOKENIZERS is hf, or nothing for only the native ones)
 endif
 
 build: ## build bin/inferrail, one static binary; TOKENIZERS=hf with the tokenizers library
-	go build -trimpath $(BUILD_ARGS) -o bin/inferrail ./cmd/inferrail
+	go build -trimpath $(BUILD_ARGS) -ldflags '$(LDFLAGS)' -o bin/inferrail ./cmd/inferrail
 
 tokenizers: ## build the Hugging Face tokenizers library, if it is not there; needs Rust 1.85
 	@set -e; cmp -s .ci/tokenizers/Cargo.lock $(HF_ENV)/Cargo.lock && exit 0; \
@@ -112,6 +115,8 @@ test-vllm: ## test the agent before a real vLLM, prompts beside what it renders,
 	go test -count 1 -run '^TestGolden$$' ./proxy/prompt/tokenizer # fetches the tokenizers
 	INFERRAIL_VLLM=$(VLLM_ENV)/bin INFERRAIL_TOKENIZERS=$(TOKENIZER_FILES) go test -count 1 -p 1 -timeout 60m -v \
 		-run '^TestVLLM' ./proxy/prompt ./agent ./cmd/inferrail
+
+.PHONY: helm manifests test-kubernetes
 
 # Helm and an API server are built from their modules, where they are not there.
 HELM = 4.3.2

@@ -14,6 +14,7 @@ import (
 	"net/http/pprof"
 	"net/netip"
 	"net/url"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -35,7 +36,7 @@ type admin struct {
 
 // collectors are all that the page of metrics shows.
 func (a *Agent) collectors() []prometheus.Collector {
-	list := []prometheus.Collector{a.proxy, a.datapath, a.fleet, a.fleet.prompts, indexMetrics{a.fleet}, loadMetrics{a.fleet}, &a.reloads, a.decisions,
+	list := []prometheus.Collector{a.proxy, a.datapath, a.fleet, a.fleet.prompts, indexMetrics{a.fleet}, loadMetrics{a.fleet}, &a.reloads, a.decisions, a.traces,
 		buildInfo, a.uptime(), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})}
 	if a.certificate != nil {
 		list = append(list, a.certificate)
@@ -50,6 +51,8 @@ func newAdmin(a *Agent) *http.Server {
 		ErrorLog:           slog.NewLogLogger(a.log.Handler(), slog.LevelError),
 		EnableOpenMetrics:  true,
 		DisableCompression: true, // as of all pages
+		// What is gathered of a large fleet takes megabytes until it has been read.
+		MaxRequestsInFlight: mostScrapes,
 	})}
 
 	mux := http.NewServeMux()
@@ -68,8 +71,8 @@ func newAdmin(a *Agent) *http.Server {
 	mux.HandleFunc("GET /debug/decisions", ad.decisions)
 	mux.HandleFunc("GET /debug/policy", ad.policies)
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
-	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
-	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	mux.HandleFunc("GET /debug/pprof/profile", bounded(pprof.Profile))
+	mux.HandleFunc("GET /debug/pprof/trace", bounded(pprof.Trace))
 	// A page about a thousand replicas is long and says much the same of each.
 	pack, err := gzhttp.NewWrapper(gzhttp.MinSize(2<<10), gzhttp.CompressionLevel(gzip.BestSpeed))
 	if err != nil {
@@ -78,10 +81,33 @@ func newAdmin(a *Agent) *http.Server {
 	return &http.Server{
 		Handler:           ad.guard(pack(mux)),
 		ReadHeaderTimeout: 10 * time.Second,
+		WriteTimeout:      pageTime,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    16 << 10,
-		ConnState:         a.adminBusy.note,
+		ConnState:         a.adminConns.note,
 		ErrorLog:          slog.NewLogLogger(a.log.Handler(), slog.LevelWarn),
+	}
+}
+
+// pageTime bounds how long a page may take to be made and to be read, from the head
+// of its request on: what a reader has not taken is memory. Profiles get their own
+// duration beside that.
+const pageTime = time.Minute
+
+// mostScrapes is how many requests for /metrics are answered at one time.
+const mostScrapes = 8
+
+// mostProfile is how long a profile or a trace may be taken.
+const mostProfile = 5 * time.Minute
+
+// bounded refuses profiles that are longer than that.
+func bounded(profile http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if s, err := strconv.ParseFloat(r.URL.Query().Get("seconds"), 64); err == nil && !(s <= mostProfile.Seconds()) {
+			http.Error(w, fmt.Sprintf("seconds=%v is more than %v", s, mostProfile.Seconds()), http.StatusBadRequest)
+			return
+		}
+		profile(w, r)
 	}
 }
 
@@ -89,46 +115,73 @@ func newAdmin(a *Agent) *http.Server {
 // needs no token to open one, and the descriptors are wanted for requests.
 const mostAdminConns = 256
 
-// busyConns are the connections of an http.Server that have a request, or have
-// just been accepted for one; and how many there are of any kind. Those beyond
-// mostAdminConns are closed. The zero value is none. note is the server's
-// ConnState.
-type busyConns struct {
-	mu   sync.Mutex // guards the rest
-	busy map[net.Conn]struct{}
-	open int
+// adminConns are the connections of an http.Server. One beyond mostAdminConns takes
+// the place of the one that has waited longest for its request, or if each has one,
+// of that whose request is the oldest: however many are held open, the next probe or
+// scrape is answered. The zero value is none. note is the server's ConnState.
+type adminConns struct {
+	mu    sync.Mutex // guards the rest
+	conns map[net.Conn]adminConn
+	n     uint64 // changes so far
 }
 
-func (b *busyConns) note(c net.Conn, state http.ConnState) {
+// adminConn is one of them.
+type adminConn struct {
+	busy   bool   // it has a request, or has just been accepted for one
+	active bool   // something of a request has arrived, and not all of its answer was sent
+	since  uint64 // the change that made it so
+}
+
+func (b *adminConns) note(c net.Conn, state http.ConnState) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	switch state {
-	case http.StateNew:
-		if b.open++; b.open > mostAdminConns {
-			c.Close() // the server finds that out
-		}
-	case http.StateClosed, http.StateHijacked:
-		b.open--
+	if b.conns == nil {
+		b.conns = map[net.Conn]adminConn{}
 	}
-	if state != http.StateNew && state != http.StateActive {
-		delete(b.busy, c)
+	_, known := b.conns[c]
+	switch {
+	case state == http.StateClosed || state == http.StateHijacked:
+		delete(b.conns, c)
 		return
+	case state == http.StateNew && len(b.conns) == mostAdminConns:
+		b.makeRoomLocked()
+	case state != http.StateNew && !known:
+		return // it had to make room
 	}
-	if b.busy == nil {
-		b.busy = map[net.Conn]struct{}{}
-	}
-	b.busy[c] = struct{}{}
+	b.n++
+	b.conns[c] = adminConn{state == http.StateNew || state == http.StateActive, state == http.StateActive, b.n}
 }
 
-// wait waits until there are none, or ctx ends.
-func (b *busyConns) wait(ctx context.Context) {
+func (b *adminConns) makeRoomLocked() {
+	var last net.Conn
+	var is adminConn
+	for c, other := range b.conns {
+		if last == nil || is.active && !other.active || is.active == other.active && other.since < is.since {
+			last, is = c, other
+		}
+	}
+	delete(b.conns, last)
+	last.Close() // the server finds that out
+}
+
+// busy is how many have a request, or have just been accepted for one.
+func (b *adminConns) busy() (n int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, c := range b.conns {
+		if c.busy {
+			n++
+		}
+	}
+	return n
+}
+
+// wait waits until none is busy, or ctx ends.
+func (b *adminConns) wait(ctx context.Context) {
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		b.mu.Lock()
-		n := len(b.busy)
-		b.mu.Unlock()
-		if n == 0 {
+		if b.busy() == 0 {
 			return
 		}
 		select {
@@ -180,9 +233,9 @@ func (ad *admin) refuses(r *http.Request) string {
 			return "requests of other web sites are refused"
 		}
 	}
-	// Browsers say so even where they send no Origin. A link that is followed
-	// is not the other site's request.
-	if r.Header.Get("Sec-Fetch-Site") == "cross-site" && r.Header.Get("Sec-Fetch-Mode") != "navigate" {
+	// Browsers say so even where they send no Origin, as of images; another port of
+	// this host is "same-site". A link that is followed is not the other site's request.
+	if from := r.Header.Get("Sec-Fetch-Site"); (from == "cross-site" || from == "same-site") && r.Header.Get("Sec-Fetch-Mode") != "navigate" {
 		return "requests of other web sites are refused"
 	}
 	hash := ad.agent.cfg.Load().AdminTokenSHA256
@@ -257,8 +310,10 @@ func (a *Agent) degraded() (list []string) {
 	return list
 }
 
-func (ad *admin) fleet(w http.ResponseWriter, _ *http.Request) {
-	ad.write(w, ad.agent.fleet.status())
+// fleet shows the replicas, or the one that ?replica= names, the models, and where
+// replicas come from.
+func (ad *admin) fleet(w http.ResponseWriter, r *http.Request) {
+	ad.write(w, ad.agent.fleet.status(r.URL.Query().Get("replica")))
 }
 
 // datapath shows what the kernel datapath says of itself and what the proxy

@@ -78,6 +78,8 @@ func TestAdminOnLoopback(t *testing.T) {
 	f(403, foreign, "Origin: http://localhost:3000")
 	f(403, foreign, "Origin: null")
 	f(403, foreign, "Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: no-cors")
+	f(403, foreign, "Sec-Fetch-Site: same-site", "Sec-Fetch-Mode: no-cors") // another port of this host
+	f(200, "r0", "Sec-Fetch-Site: same-origin", "Sec-Fetch-Mode: cors")
 
 	for _, path := range guarded {
 		if resp := adminAnswer(t, a, path, "Host: evil.example.com"); resp.StatusCode != 403 && resp.StatusCode/100 != 3 {
@@ -146,38 +148,115 @@ func TestAdminToken(t *testing.T) {
 }
 
 // Who opens connections to the admin port without end takes no descriptors from
-// requests, and when they are gone the pages are there again.
+// requests, and keeps nobody else away: the next probe is answered.
 func TestAdminConnectionsAreBounded(t *testing.T) {
 	a := startAgent(t, testConfig(startEngine(t, 0, "m")))
 	defer stopped(t, a)
+	open := func() int {
+		a.adminConns.mu.Lock()
+		defer a.adminConns.mu.Unlock()
+		return len(a.adminConns.conns)
+	}
 	var conns []net.Conn
-	for range mostAdminConns + 20 {
+	for i := range mostAdminConns + 20 {
 		c, err := net.Dial("tcp", a.AdminAddr().String())
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer c.Close()
 		conns = append(conns, c)
-	}
-	for _, c := range conns[mostAdminConns:] {
-		c.SetReadDeadline(time.Now().Add(20 * time.Second))
-		if n, err := c.Read(make([]byte, 1)); n > 0 || err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("one too many stays: %v", err)
+		if i%2 == 0 { // half of a request is no better than nothing of one
+			io.WriteString(c, "GET / HT")
+		}
+		if i < mostAdminConns {
+			eventually(t, func() bool { return open() == i+1 }, func() string { return "they are counted wrongly" })
 		}
 	}
-	open := func() int {
-		a.adminBusy.mu.Lock()
-		defer a.adminBusy.mu.Unlock()
-		return a.adminBusy.open
+	gone := make(chan error, len(conns))
+	for _, c := range conns {
+		go func() {
+			c.SetReadDeadline(time.Now().Add(9 * time.Second)) // before the server has waited for the head for too long
+			_, err := c.Read(make([]byte, 1))
+			gone <- err
+		}()
 	}
-	eventually(t, func() bool { return open() == mostAdminConns }, func() string { return "they are counted wrongly" })
+	for range 20 {
+		if err := <-gone; errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Fatal("more stay than there is room for")
+		}
+	}
+	for range 3 {
+		if resp := adminAnswer(t, a, "/healthz"); resp.StatusCode != 200 {
+			t.Errorf("status %d", resp.StatusCode)
+		}
+	}
+	if n := open(); n > mostAdminConns {
+		t.Errorf("there are %d", n)
+	}
 	for _, c := range conns {
 		c.Close()
 	}
 	eventually(t, func() bool { return open() == 0 }, func() string { return "they are counted for ever" })
-	if status, _ := page(t, a, "/healthz"); status != 200 {
-		t.Errorf("status %d", status)
+}
+
+// Who asks for pages and does not read them is not waited for.
+func TestAdminPagesAreRead(t *testing.T) {
+	a := startAgent(t, testConfig(startEngine(t, 0, "m")))
+	defer stopped(t, a)
+	server := newAdmin(a)
+	if server.WriteTimeout <= 0 || server.WriteTimeout > 5*time.Minute {
+		t.Errorf("a page may take %v", server.WriteTimeout)
 	}
+	server.WriteTimeout = 200 * time.Millisecond
+	left := make(chan struct{})
+	server.ConnState = func(_ net.Conn, s http.ConnState) {
+		if s == http.StateClosed {
+			close(left)
+		}
+	}
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- server.Serve(ln) }()
+	defer func() {
+		server.Close()
+		<-done
+	}()
+	c, err := net.Dial("tcp", ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	go func() {
+		for {
+			if _, err := io.WriteString(c, "GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"); err != nil {
+				return
+			}
+		}
+	}()
+	select {
+	case <-left:
+	case <-time.After(30 * time.Second):
+		t.Error("a page waits for its reader for ever")
+	}
+}
+
+func TestProfilesAreBounded(t *testing.T) {
+	a := startAgent(t, testConfig(startEngine(t, 0, "m")))
+	defer stopped(t, a)
+	f := func(status int, path string) {
+		t.Helper()
+		if resp := adminAnswer(t, a, "/debug/pprof/"+path); resp.StatusCode != status {
+			t.Errorf("%s: status %d, want %d", path, resp.StatusCode, status)
+		}
+	}
+	f(200, "trace?seconds=0.01")
+	f(400, "trace?seconds=1e9")
+	f(400, "trace?seconds=Inf")
+	f(400, "trace?seconds=NaN")
+	f(400, "profile?seconds=301")
 }
 
 func TestCertificateExpiryIsAMetric(t *testing.T) {

@@ -45,8 +45,8 @@ func (c *ClassConfig) setDefaults() { c.Rank = proxy.DefaultRank }
 // mostClasses bounds the classes: each is a series for every model.
 const mostClasses = 16
 
-// grantOf is what the requests of a model are granted.
-func (c *Config) grantOf(model string) (a AdmissionConfig, q QueueConfig) {
+// grantOf is what the requests of a model are granted, and when they are held back.
+func (c *Config) grantOf(model string) (a AdmissionConfig, q QueueConfig, h Hold) {
 	mc := &ModelConfig{}
 	if i := slices.IndexFunc(c.Models, func(m ModelConfig) bool { return m.Name == model }); i >= 0 {
 		mc = &c.Models[i]
@@ -58,13 +58,14 @@ func (c *Config) grantOf(model string) (a AdmissionConfig, q QueueConfig) {
 		Percentile: cmp.Or(mc.Admission.Percentile, r.Admission.Percentile),
 		Window:     cmp.Or(mc.Admission.Window, r.Admission.Window),
 	}
-	return a, QueueConfig{cmp.Or(mc.Queue.Max, r.Queue.Max), cmp.Or(mc.Queue.Timeout, r.Queue.Timeout)}
+	q = QueueConfig{cmp.Or(mc.Queue.Max, r.Queue.Max), cmp.Or(mc.Queue.Timeout, r.Queue.Timeout)}
+	return a, q, cmp.Or(mc.Hold, r.Hold)
 }
 
-// grant sets what the requests of m are granted. was is the model in the snapshot
+// grant sets what the requests of m are granted, which has its policy. was is the model in the snapshot
 // before, nil for none: what was observed of it is kept.
 func (c *Config) grant(m, was *proxy.Model) {
-	a, q := c.grantOf(m.Name)
+	a, q, h := c.grantOf(m.Name)
 	mode, _ := policy.ParseAdmissionMode(a.Mode)
 	rules := policy.AdmissionRules{Mode: mode, Percentile: float64(a.Percentile) / 100, Window: a.Window}
 	if was != nil && was.Admission != nil {
@@ -75,6 +76,7 @@ func (c *Config) grant(m, was *proxy.Model) {
 	}
 	m.Budget = a.Budget
 	m.Waiting = proxy.Waiting{Max: q.Max, Timeout: q.Timeout}
+	m.Holding = h.rule(m.Policy)
 }
 
 // classesOf are the classes of requests.

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/inferrail/inferrail/policy"
 	"github.com/inferrail/inferrail/proxy"
 )
 
@@ -23,8 +24,9 @@ func TestGrants(t *testing.T) {
 	}
 	old := config(`
 routing: {admission: {budget: 5s}, queue: {max: 9}}
-models: [{name: m, admission: {percentile: 50}, queue: {timeout: 1s}}]`)
-	m, other := &proxy.Model{Name: "m"}, &proxy.Model{Name: "other"}
+models: [{name: m, admission: {percentile: 50}, queue: {timeout: 1s}, hold: 20ms}]`)
+	p := policy.NewCostModel()
+	m, other := &proxy.Model{Name: "m", Policy: p}, &proxy.Model{Name: "other", Policy: p}
 	old.grant(m, nil)
 	old.grant(other, nil)
 	now := time.Now()
@@ -38,11 +40,17 @@ models: [{name: m, admission: {percentile: 50}, queue: {timeout: 1s}}]`)
 	if s := other.Admission.State(now); s.Percentile != 0.9 || other.Waiting.Timeout != 10*time.Second {
 		t.Errorf("other: %+v, %+v", s, other.Waiting)
 	}
+	if m.Holding.Lead != 0.02 || other.Holding.Lead != 0.05 {
+		t.Errorf("held: %+v, other %+v", m.Holding, other.Holding)
+	}
 
-	next := &proxy.Model{Name: "m"}
-	config(`routing: {admission: {mode: absolute, window: 10s}}`).grant(next, m)
+	next := &proxy.Model{Name: "m", Policy: p}
+	config("routing: {admission: {mode: absolute, window: 10s}, hold: 1s}\nmodels: [{name: m, hold: off}]").grant(next, m)
 	if s := next.Admission.State(now); s.Mode != "absolute" || s.Window != 10*time.Second || s.Samples != 1 {
 		t.Errorf("after the reload: %+v", s)
+	}
+	if next.Holding.Holds() {
+		t.Errorf("after the reload: held %+v", next.Holding)
 	}
 	if next.Budget != 0 || next.Waiting.Max != 0 {
 		t.Errorf("after the reload: budget %v, %+v", next.Budget, next.Waiting)

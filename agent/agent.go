@@ -35,8 +35,9 @@ type Agent struct {
 	proxy       *proxy.Server
 	fleet       *fleet
 	decisions   *decisionLog
+	traces      *traces
 	admin       *http.Server
-	adminBusy   busyConns // of admin
+	adminConns  adminConns
 
 	serving   sync.WaitGroup // the goroutines in which proxy and admin serve
 	failed    chan error     // what ended one of them before Stop
@@ -47,6 +48,7 @@ type Agent struct {
 
 	started time.Time
 	history history
+	manager *manager
 
 	reloads reloads
 	keys    []*proxy.Key // what proxy was given last; guarded by reloads.mu
@@ -59,7 +61,7 @@ func Start(ctx context.Context, cfg Config, log *slog.Logger) (_ *Agent, err err
 	if err := cfg.Check(); err != nil {
 		return nil, err
 	}
-	a := &Agent{log: log, failed: make(chan error, 3)}
+	a := &Agent{log: log, failed: make(chan error, 3), manager: managerOf(os.Getenv, os.Getpid(), log)}
 	a.cfg.Store(&cfg)
 	a.stopping, a.stop = context.WithCancel(context.Background())
 	defer func() {
@@ -104,6 +106,10 @@ func Start(ctx context.Context, cfg Config, log *slog.Logger) (_ *Agent, err err
 	}
 	a.proxy.SetPrompts(a.fleet.prompts.pool, a.fleet.prompts)
 	a.proxy.SetIndex(a.fleet.index, a.fleet)
+	a.traces = &traces{log: log, proxy: a.proxy}
+	if err = a.traces.configure(cfg.Observability); err != nil {
+		return nil, err
+	}
 	a.decisions = newDecisionLog(cfg.Decisions, log)
 	a.proxy.SetDecisions(a.decisions.records, a.decisions.asks())
 	a.datapath.replicas = a.fleet.streams
@@ -126,7 +132,15 @@ func Start(ctx context.Context, cfg Config, log *slog.Logger) (_ *Agent, err err
 	if a.certificate != nil {
 		a.following.Go(a.watchCertificate)
 	}
+	a.manager.watch(func() { a.Replicas() })
+	a.manager.ready(a.standing())
 	return a, nil
+}
+
+// standing is what the service manager is told of an agent that serves.
+func (a *Agent) standing() string {
+	up, of := a.Replicas()
+	return fmt.Sprintf("%s tier, %d of %d replicas up, configured %s", a.datapath.Tier(), up, of, a.reloads.when().Format(time.TimeOnly))
 }
 
 // serve serves a listener until Stop.
@@ -225,6 +239,9 @@ func (a *Agent) Run(signals <-chan os.Signal) error {
 	}
 }
 
+// stopMargin is what all that follows the last answer may take.
+const stopMargin = 10 * time.Second
+
 // Stop refuses new connections, waits until running requests have ended or ctx
 // is done, which ends them, and releases everything. The error tells that
 // requests were cut.
@@ -232,6 +249,8 @@ func (a *Agent) Stop(ctx context.Context) error {
 	a.reloads.mu.Lock() // one that has begun is applied as a whole
 	a.draining.Store(true)
 	a.reloads.mu.Unlock()
+	a.manager.stopping(a.cfg.Load().Server.ShutdownTimeout + stopMargin)
+	defer a.manager.close()
 	a.stop()
 	a.following.Wait()
 	for _, l := range a.listeners() {
@@ -244,6 +263,7 @@ func (a *Agent) Stop(ctx context.Context) error {
 	}
 	err := a.proxy.Shutdown(ctx)
 	a.decisions.close()
+	a.traces.close()
 	// A successor has learned for itself by now, and what this agent knows would
 	// be out of date for the one after it.
 	if file := a.cfg.Load().Index.Snapshot; file != "" && !a.listener.given.Load() {
@@ -269,7 +289,7 @@ func (a *Agent) closeAdmin() {
 	defer cancel()
 	if a.adminL.given.Load() {
 		// Shutdown drops a request that it sees arrive.
-		a.adminBusy.wait(ctx)
+		a.adminConns.wait(ctx)
 	}
 	if a.admin.Shutdown(ctx) != nil {
 		a.admin.Close()

@@ -29,17 +29,21 @@ type engineCache struct {
 	doubtedBlock, doubtedBlocks int
 }
 
-// expire is the goroutine of what is done each second: it lets the index give up
-// what engines should have told by now, and passes on what is known of speeds.
+// expire is the goroutine of what is done from time to time: it passes on what is known
+// of speeds, ten times a second, and each second lets the index give up what engines
+// should have told by now.
 func (f *fleet) expire() {
-	tick := time.NewTicker(time.Second)
+	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
-	for {
+	for turn := 1; ; turn++ {
 		select {
 		case <-f.stopped.Done():
 			return
 		case now := <-tick.C:
 			f.shareSpeeds()
+			if turn%10 != 0 {
+				continue
+			}
 			f.countSequences()
 			for _, slot := range f.index.Expire(now) {
 				f.states.contradict(slot, index.Silent)

@@ -172,7 +172,7 @@ func TestMismatch(t *testing.T) {
 	if got := fmt.Sprint(s.fleet.ailments()); !strings.Contains(got, "what replica a has in its cache is not known (") {
 		t.Errorf("it is told %s", got)
 	}
-	text, err := json.Marshal(s.fleet.status())
+	text, err := json.Marshal(s.fleet.status(""))
 	if err != nil || !strings.Contains(string(text), `"state":"mismatched"`) {
 		t.Errorf("%s (%v)", text, err)
 	}

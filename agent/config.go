@@ -54,6 +54,8 @@ type Config struct {
 	Index     IndexConfig     `yaml:"index"`
 	Server    ServerConfig    `yaml:"server"`
 	Decisions DecisionsConfig `yaml:"decisions"`
+	// Observability is where traces go.
+	Observability ObservabilityConfig `yaml:"observability"`
 
 	// misread is what ParseConfig could not use; Validate reports it.
 	misread problems
@@ -71,10 +73,11 @@ type ModelConfig struct {
 	Weights Weights `yaml:"weights"`
 	// Shadows are beside those of RoutingConfig.
 	Shadows []ShadowConfig `yaml:"shadows"`
-	// Admission and Queue are in place of those of RoutingConfig, as far as they say
-	// something.
+	// Admission, Queue and Hold are in place of those of RoutingConfig, as far as they
+	// say something.
 	Admission AdmissionConfig `yaml:"admission"`
 	Queue     QueueConfig     `yaml:"queue"`
+	Hold      Hold            `yaml:"hold"`
 	// SessionHeader is as in RoutingConfig, in place of that; empty leaves it.
 	SessionHeader string `yaml:"session_header"`
 	// Tokenizer is a model's directory, a name org/name[@revision] in the
@@ -211,6 +214,8 @@ type RoutingConfig struct {
 	// refused.
 	Admission AdmissionConfig `yaml:"admission"`
 	Queue     QueueConfig     `yaml:"queue"`
+	// Hold says when requests are held back in the agent.
+	Hold Hold `yaml:"hold"`
 }
 
 // HealthConfig says when a replica takes requests.
@@ -314,6 +319,7 @@ func DefaultConfig() Config {
 			DefaultPolicy: policy.Default, SessionHeader: "x-session-id",
 			Admission: AdmissionConfig{Mode: policy.AdmissionModes()[0], Percentile: 90, Window: 30 * time.Second},
 			Queue:     QueueConfig{Timeout: 10 * time.Second},
+			Hold:      Hold(50 * time.Millisecond),
 		},
 		Health: HealthConfig{
 			Interval:           time.Second,
@@ -405,6 +411,7 @@ func (c *Config) Validate() error {
 	c.validateReplicas(&p)
 	c.validateDiscovery(&p)
 	c.validateRouting(&p)
+	c.validateHold(&p)
 	c.validateAdmission(&p)
 
 	p.oneOf("datapath.mode", c.Datapath.Mode, "auto", "packet", "copy")
@@ -435,6 +442,7 @@ func (c *Config) Validate() error {
 	c.validateIndex(&p)
 	c.validateServer(&p)
 	c.validateDecisions(&p)
+	c.validateObservability(&p)
 	return p.err()
 }
 
@@ -804,11 +812,10 @@ func (c *Config) validateDiscovery(p *problems) {
 		path := fmt.Sprintf("discovery.kubernetes[%d]", i)
 		k.validate(p, path)
 		k.KVEvents.validateFound(p, path+".kv_events", k.Engine)
-		what := fmt.Sprintf("%q %q %v %q", k.Name(), k.Port, k.NodeLocal, k.Kubeconfig)
-		if first, ok := known[what]; ok {
+		if first, ok := known[k.entry()]; ok {
 			p.add(path, "%s is looked at already by %s", k.Name(), first)
 		}
-		known[what] = path
+		known[k.entry()] = path
 	}
 }
 

@@ -1,8 +1,10 @@
 package agent
 
 import (
+	"encoding/json"
 	"io"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -116,4 +118,34 @@ func TestConsoleSources(t *testing.T) {
 			}
 		}
 	}
+}
+
+// What the console asks for when one replica is looked at is of that one alone: a fleet
+// may have a thousand.
+func TestFleetOfOneReplica(t *testing.T) {
+	a := startAgent(t, testConfig(startEngine(t, 0, "m"), startEngine(t, 0, "m")))
+	defer stopped(t, a)
+	f := func(query string, want ...string) {
+		t.Helper()
+		var page struct {
+			Replicas []struct {
+				ID string `json:"id"`
+			} `json:"replicas"`
+			Models []any `json:"models"`
+		}
+		if err := json.NewDecoder(adminAnswer(t, a, "/debug/fleet"+query).Body).Decode(&page); err != nil {
+			t.Fatal(err)
+		}
+		got := []string{}
+		for _, r := range page.Replicas {
+			got = append(got, r.ID)
+		}
+		if !slices.Equal(got, want) || len(page.Models) != 1 {
+			t.Errorf("%q: replicas %q and %d models, want %q", query, got, len(page.Models), want)
+		}
+	}
+	f("", "r0", "r1")
+	f("?replica=", "r0", "r1")
+	f("?replica=r1", "r1")
+	f("?replica=nobody", []string{}...)
 }

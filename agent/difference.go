@@ -75,7 +75,7 @@ func entryName(v reflect.Value) string {
 	case DNSConfig: // one name may be looked up in more than one way
 		return fmt.Sprintf("%s %s %d", e.Name, e.Type, e.Port)
 	case KubernetesConfig:
-		return e.Name() + " " + string(e.Port)
+		return e.entry()
 	}
 	return v.FieldByName("Name").String()
 }

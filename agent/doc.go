@@ -25,6 +25,7 @@
 //	admin.go          the admin pages: explain.go, predictions.go, policy_report.go,
 //	                  load_report.go, index_report.go, prompt_report.go, datapath_status.go
 //	decision_log.go   decisions, to a file
+//	traces.go         requests, to a collector, as spans.go makes them
 //
 //go:generate go test -run ^TestMetrics$ -rewrite .
 package agent

@@ -71,12 +71,15 @@ func TestExplainPage(t *testing.T) {
 		}
 	}()
 	eventually(t, func() bool { return promptPage(t, a).State == "exact" }, func() string { return "m is not followed" })
-	const body = `{"model":"short","max_tokens":1,"messages":[{"role":"system","content":"Be brief."},{"role":"user","content":"Hello!"}]}`
+	// The prompt is so long that what is cached of it decides, also when the machine stood
+	// still while the first request was observed.
+	hello := strings.Repeat("Hello! ", 1000)
+	body := fmt.Sprintf(`{"model":"short","max_tokens":1,"messages":[{"role":"system","content":"Be brief."},{"role":"user","content":%q}]}`, hello)
 	e := explained(t, a, body)
 	if e.Model != "m" || e.Policy != "cost_model" || !e.Exact || e.Path != "/v1/chat/completions" || e.Winner == "" || len(e.Replicas) != 2 || len(e.Shadows) != 2 || e.WhyApproximate != "" {
 		t.Fatalf("%+v", e)
 	}
-	askWhole(t, a, "Hello!")
+	askWhole(t, a, hello)
 	var rows predictionsReport
 	eventually(t, func() bool {
 		status, text := page(t, a, "/debug/predictions?model=short")
@@ -132,7 +135,7 @@ func TestExplainPage(t *testing.T) {
 	// The numbers of a stream of requests: limits, filters, and nothing where nothing
 	// is known.
 	for range 5 {
-		askWhole(t, a, "Hello!")
+		askWhole(t, a, hello)
 	}
 	summary := func(query string) predictionsReport {
 		t.Helper()

@@ -218,19 +218,24 @@ func (f *fleet) applyLocked(wanted []finding) error {
 	f.wanted = wanted
 	now := time.Now()
 	before := f.members
+	type place struct{ id, url string }
+	had := make(map[place]*member, len(before))
+	for _, m := range before {
+		had[place{m.id, m.url}] = m
+	}
 	f.members = make([]*member, 0, len(wanted))
 	changed := false
 	var problems []error
 	for _, w := range f.ranksLocked(wanted, &problems) {
-		same := func(m *member) bool { return m.id == w.member && m.url == w.URL }
-		if i := slices.IndexFunc(before, same); i >= 0 {
-			old := &before[i].cfg
+		if m := had[place{w.member, w.URL}]; m != nil {
+			old := &m.cfg
 			changed = changed || !slices.Equal(old.Models, w.Models) || old.KVBlocks != w.KVBlocks || old.Engine != w.Engine
-			before[i].configureLocked(w.ReplicaConfig, w.source)
-			before[i].setRank(w.rank)
-			f.members = append(f.members, before[i])
+			m.configureLocked(w.ReplicaConfig, w.source)
+			m.setRank(w.rank)
+			f.members = append(f.members, m)
 			continue
 		}
+		same := func(m *member) bool { return m.id == w.member && m.url == w.URL }
 		if i := slices.IndexFunc(f.leaving, same); i >= 0 {
 			m := f.leaving[i]
 			f.leaving = slices.Delete(f.leaving, i, i+1)
@@ -258,8 +263,12 @@ func (f *fleet) applyLocked(wanted []finding) error {
 		f.done.Go(func() { f.checkPrompts(life, m) })
 		f.done.Go(func() { f.followEvents(life, m) })
 	}
+	stays := make(map[*member]bool, len(f.members))
+	for _, m := range f.members {
+		stays[m] = true
+	}
 	for _, m := range before {
-		if !slices.Contains(f.members, m) {
+		if !stays[m] {
 			f.leaveLocked(m, now)
 		}
 	}
@@ -288,13 +297,15 @@ func (f *fleet) ranksLocked(wanted []finding, problems *[]error) []rankedFinding
 	for _, w := range wanted {
 		ids[w.ID] = true
 	}
+	told := make(map[[2]string]int, len(f.servers))
+	for _, s := range f.servers {
+		told[[2]string{s.id, s.url}] = s.ranks
+	}
 	list := make([]rankedFinding, 0, len(wanted))
 	for _, w := range wanted {
 		n := w.DataParallel
-		for _, s := range f.servers {
-			if n == 0 && s.id == w.ID && s.url == w.URL {
-				n = s.ranks
-			}
+		if n == 0 {
+			n = told[[2]string{w.ID, w.URL}]
 		}
 		if n < 2 {
 			list = append(list, rankedFinding{w, w.ID, -1})
@@ -711,8 +722,8 @@ func (f *fleet) whenReleased(tell func(slot int)) {
 	f.released = tell
 }
 
-// status is what /debug/fleet shows.
-func (f *fleet) status() any {
+// status is what /debug/fleet shows, of one replica or, when only is empty, of all.
+func (f *fleet) status(only string) any {
 	type replica struct {
 		Slot     int        `json:"slot"`
 		ID       string     `json:"id"`
@@ -757,6 +768,9 @@ func (f *fleet) status() any {
 	defer f.mu.Unlock()
 	now := time.Now()
 	for _, m := range slices.Concat(f.members, f.leaving) {
+		if only != "" && m.id != only {
+			continue
+		}
 		row := replica{
 			m.replica.Slot, m.id, m.url, m.source, m.cfg.Engine, m.vitals.standing.String(), m.takesRequests(),
 			m.reason(), nil, m.vitals.ejections, m.vitals.failedChecks, m.replica.Failures(),

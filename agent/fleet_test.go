@@ -336,7 +336,7 @@ func TestFailingRequestsEject(t *testing.T) {
 
 func (s *stage) expectPage(contains ...string) {
 	s.Helper()
-	text, err := json.MarshalIndent(s.fleet.status(), "", "  ")
+	text, err := json.MarshalIndent(s.fleet.status(""), "", "  ")
 	if err != nil {
 		s.Fatal(err)
 	}
@@ -565,7 +565,7 @@ func TestKeyFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.expect("m=")
-	text, err := json.Marshal(s.fleet.status())
+	text, err := json.Marshal(s.fleet.status(""))
 	if err != nil || strings.Contains(string(text), "secret") {
 		t.Errorf("%v, or a key is shown: %s", err, text)
 	}

@@ -26,6 +26,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/wait"
 	apiwatch "k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
@@ -95,6 +96,21 @@ func (c *KubernetesConfig) Name() string {
 	return name
 }
 
+// entry tells it from the other sources of a configuration.
+func (c *KubernetesConfig) entry() string {
+	text := c.Name()
+	if c.Port != "" {
+		text += " " + string(c.Port)
+	}
+	if c.NodeLocal {
+		text += " node_local"
+	}
+	if c.Kubeconfig != "" {
+		text += " " + c.Kubeconfig
+	}
+	return text
+}
+
 // sameEngines tells whether the other configuration looks at the same ports of
 // the same pods.
 func (c *KubernetesConfig) sameEngines(other *KubernetesConfig) bool {
@@ -149,7 +165,7 @@ func (p PodPort) problem() string {
 		return ""
 	}
 	if why := validation.IsDNS1123Label(string(p)); why != nil {
-		return fmt.Sprintf("%q is neither a number nor the name of a port, such as http", string(p))
+		return fmt.Sprintf("%.100q is neither a number nor the name of a port, such as http", string(p))
 	}
 	return ""
 }
@@ -170,6 +186,9 @@ type kubernetes struct {
 	// at is the address by which each pod was found last, so that one with
 	// several does not become another engine when they are told one by one.
 	at map[string]string
+	// again is the pause before the server is asked again that has failed; the
+	// zero value is client-go's, 0.8 s at first and up to a minute.
+	again *wait.Backoff
 }
 
 // silence keeps client-go from writing to the standard error. Its calls return
@@ -205,59 +224,113 @@ func (k *kubernetes) follow(ctx context.Context, report func([]finding, error)) 
 	if k.Pods != "" {
 		example = &corev1.Pod{}
 	}
-	informer := cache.NewSharedIndexInformerWithOptions(lw, example, cache.SharedIndexInformerOptions{})
-	note := func() { poke(lw.changed) }
-	_, err = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: func(any) { note() }, UpdateFunc: func(_, _ any) { note() }, DeleteFunc: func(any) { note() },
-	})
-	err = errors.Join(err, informer.SetTransform(withoutBallast),
-		// The calls themselves tell; see listWatch.
-		informer.SetWatchErrorHandlerWithContext(func(context.Context, *cache.Reflector, error) {}))
-	if err != nil {
-		return err
-	}
+	m := &mirror{changed: lw.changed}
+	reflector := cache.NewReflectorWithOptions(lw, example, m, cache.ReflectorOptions{Name: k.Name(), Backoff: k.again})
 	ctx, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
-	running.Go(func() { informer.RunWithContext(ctx) })
+	running.Go(func() { reflector.RunWithContext(ctx) })
 	defer running.Wait()
 	defer cancel()
 
-	synced := informer.HasSyncedChecker().Done()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-synced:
-			synced = nil
 		case <-lw.changed:
-			select {
-			case <-ctx.Done():
-				return nil
-			case <-time.After(gather):
-			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(gather):
 		}
 		failure := lw.failure()
-		if !informer.HasSynced() {
+		objects, complete := m.list()
+		if !complete {
 			if failure != nil {
 				report(nil, failure)
 			}
 			continue
 		}
-		found, problems := k.findings(informer.GetStore().List())
+		found, problems := k.findings(objects)
 		report(found, errors.Join(failure, problems))
 	}
 }
 
+// mirror is the objects that there are in the cluster, as far as they are looked
+// at, and without what takes most of their memory. A reflector of client-go fills
+// it, one call at a time; list may be called beside that. The objects are not
+// changed any more.
+type mirror struct {
+	changed chan<- struct{} // is poked at each change
+
+	mu       sync.Mutex     // guards the rest
+	objects  map[string]any // by namespace and name
+	complete bool           // all have been told once
+}
+
+func (m *mirror) set(object any) error {
+	lean(object)
+	return m.change(object, func(key string) { m.objects[key] = object })
+}
+
+func (m *mirror) change(object any, how func(key string)) error {
+	key, err := cache.MetaNamespaceKeyFunc(object)
+	if err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.objects == nil {
+		m.objects = map[string]any{}
+	}
+	how(key)
+	poke(m.changed)
+	return nil
+}
+
+// Add, Update, Delete, Replace and Resync implement cache.ReflectorStore.
+func (m *mirror) Add(object any) error    { return m.set(object) }
+func (m *mirror) Update(object any) error { return m.set(object) }
+
+func (m *mirror) Delete(object any) error {
+	return m.change(object, func(key string) { delete(m.objects, key) })
+}
+
+func (m *mirror) Replace(list []any, _ string) error {
+	objects := make(map[string]any, len(list))
+	for _, object := range list {
+		key, err := cache.MetaNamespaceKeyFunc(object)
+		if err != nil {
+			return err
+		}
+		lean(object)
+		objects[key] = object
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.objects, m.complete = objects, true
+	poke(m.changed)
+	return nil
+}
+
+func (*mirror) Resync() error { return nil }
+
+func (m *mirror) list() (objects []any, complete bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Collect(maps.Values(m.objects)), m.complete
+}
+
 // poke wakes who waits at the channel, which has room for one.
-func poke(c chan struct{}) {
+func poke(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:
 	default:
 	}
 }
 
-// listWatch are the calls of an informer, of which it remembers whether the last
-// one has failed. close ends it. The informer makes one call at a time; failure
+// listWatch are the calls of a reflector, of which it remembers whether the last
+// one has failed. close ends it. The reflector makes one call at a time; failure
 // may be called beside them.
 type listWatch struct {
 	*cache.ListWatch
@@ -414,21 +487,30 @@ func (lw *listWatch) explain(err error) error {
 	return fmt.Errorf("the API server cannot be asked for %s: %w", lw.what, plainError(err))
 }
 
-// withoutBallast leaves out of what is kept in memory what takes most of it.
-func withoutBallast(object any) (any, error) {
-	if pod, ok := object.(*corev1.Pod); ok {
-		pod.ManagedFields = nil
-		pod.Spec = corev1.PodSpec{Containers: pod.Spec.Containers, InitContainers: pod.Spec.InitContainers, NodeName: pod.Spec.NodeName}
-		for _, list := range [][]corev1.Container{pod.Spec.Containers, pod.Spec.InitContainers} {
+// lean takes from an object what is not looked at and takes most of its memory.
+func lean(object any) {
+	switch o := object.(type) {
+	case *discoveryv1.EndpointSlice:
+		leanMeta(&o.ObjectMeta)
+	case *corev1.Pod:
+		leanMeta(&o.ObjectMeta)
+		o.Spec = corev1.PodSpec{Containers: o.Spec.Containers, InitContainers: o.Spec.InitContainers, NodeName: o.Spec.NodeName}
+		for _, list := range [][]corev1.Container{o.Spec.Containers, o.Spec.InitContainers} {
 			for i, c := range list {
 				list[i] = corev1.Container{Name: c.Name, Ports: c.Ports, RestartPolicy: c.RestartPolicy}
 			}
 		}
-		pod.Status = corev1.PodStatus{Phase: pod.Status.Phase, Conditions: pod.Status.Conditions, PodIP: pod.Status.PodIP, PodIPs: pod.Status.PodIPs}
-	} else if slice, ok := object.(*discoveryv1.EndpointSlice); ok {
-		slice.ManagedFields = nil
+		o.Status = corev1.PodStatus{Phase: o.Status.Phase, Conditions: o.Status.Conditions, PodIP: o.Status.PodIP, PodIPs: o.Status.PodIPs}
 	}
-	return object, nil
+}
+
+// leanMeta leaves of labels and annotations the hints: kubectl keeps whole
+// manifests in the latter.
+func leanMeta(o *metav1.ObjectMeta) {
+	o.ManagedFields = nil
+	other := func(key, _ string) bool { return !strings.HasPrefix(key, hintPrefix) }
+	maps.DeleteFunc(o.Labels, other)
+	maps.DeleteFunc(o.Annotations, other)
 }
 
 // pod is an engine that may be sent requests, or may not yet, or no more.
@@ -694,6 +776,10 @@ func sorted(objects []any) []any {
 // and the labels by which a Service does, which Kubernetes puts on its slices.
 const hintPrefix = "inferrail.io/"
 
+// mostHintModels bounds the models of such a hint: whoever may make a pod writes it,
+// and each model has series of metrics.
+const mostHintModels = 256
+
 // hints are what may follow it, and set a key of the replica. What they return
 // says what is wrong with the value.
 var hints = map[string]func(r *ReplicaConfig, value string) string{
@@ -707,6 +793,9 @@ var hints = map[string]func(r *ReplicaConfig, value string) string{
 	"models": func(r *ReplicaConfig, value string) string {
 		var models []string
 		for name := range strings.SplitSeq(value, ",") {
+			if len(models) == mostHintModels {
+				return fmt.Sprintf("want at most %d names", mostHintModels)
+			}
 			if name = strings.TrimSpace(name); name == "" || slices.Contains(models, name) {
 				return "want names with commas between them, each once"
 			}
@@ -745,7 +834,7 @@ func hintsOf(p *pod, problems *complaints) map[string]string {
 				continue
 			}
 			if why := hint(&ReplicaConfig{}, value); why != "" {
-				problems.add("%s: %s is %q; %s", p.about, key, value, why)
+				problems.add("%s: %s is %.100q; %s", p.about, key, value, why)
 				continue
 			}
 			if out == nil {
@@ -759,23 +848,24 @@ func hintsOf(p *pod, problems *complaints) map[string]string {
 
 // complaints are what is wrong with objects of the cluster, each said once. The
 // zero value is none.
-type complaints struct{ list []string }
+type complaints struct{ said map[string]bool }
 
 func (c *complaints) add(format string, args ...any) {
-	if text := fmt.Sprintf(format, args...); !slices.Contains(c.list, text) {
-		c.list = append(c.list, text)
+	if c.said == nil {
+		c.said = map[string]bool{}
 	}
+	c.said[fmt.Sprintf(format, args...)] = true
 }
 
 // err names a few; a rollout may bring hundreds.
 func (c *complaints) err() error {
 	const most = 3
-	if len(c.list) == 0 {
+	if len(c.said) == 0 {
 		return nil
 	}
-	slices.Sort(c.list)
-	text := strings.Join(c.list[:min(most, len(c.list))], "; ")
-	if more := len(c.list) - most; more > 0 {
+	list := slices.Sorted(maps.Keys(c.said))
+	text := strings.Join(list[:min(most, len(list))], "; ")
+	if more := len(list) - most; more > 0 {
 		text += fmt.Sprintf("; and %d more like these", more)
 	}
 	return errors.New(text)

@@ -6,8 +6,10 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -26,6 +28,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/inferrail/inferrail/simulator"
 )
@@ -82,11 +85,9 @@ func TestKubernetesStories(t *testing.T) {
 					if strings.TrimSpace(text) == "" {
 						continue
 					}
-					lean, err := withoutBallast(clusterObject(t, text))
-					if err != nil {
-						d.Fatalf(t, "%v", err)
-					}
-					objects = append(objects, lean)
+					object := clusterObject(t, text)
+					lean(object)
+					objects = append(objects, object)
 				}
 				found, err := k.findings(objects)
 				slices.Reverse(objects)
@@ -360,7 +361,8 @@ func follow(t *testing.T, c KubernetesConfig) *follower {
 	ctx, cancel := context.WithCancel(t.Context())
 	var done sync.WaitGroup
 	done.Go(func() {
-		(&kubernetes{KubernetesConfig: c}).watch(ctx, func(found []finding, err error) {
+		again := &wait.Backoff{Duration: 5 * time.Millisecond, Factor: 1.1, Steps: 1000, Cap: 100 * time.Millisecond}
+		(&kubernetes{KubernetesConfig: c, again: again}).watch(ctx, func(found []finding, err error) {
 			f.mu.Lock()
 			defer f.mu.Unlock()
 			f.reports++
@@ -445,6 +447,70 @@ func TestKubernetesWatch(t *testing.T) {
 	f.expect(t, "", "")
 	s.remove(endpointSlice(t, "vllm-2"))
 	f.expect(t, "", "service vllm has no EndpointSlice")
+}
+
+// Whatever happens to slices and watches, in the end the engines are those that
+// a simple reading of what there is finds.
+func TestKubernetesHistory(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rnd := rand.New(rand.NewPCG(seed, 1))
+	s := startAPIServer(t)
+	f := follow(t, KubernetesConfig{Service: "vllm", Kubeconfig: s.file})
+	inUse := map[string][]string{} // slice -> endpoints
+	for round := range 6 {
+		for range 20 {
+			name := fmt.Sprintf("vllm-%d", rnd.IntN(4))
+			switch n := rnd.IntN(10); {
+			case n < 6 || inUse[name] == nil:
+				endpoints := []string{}
+				for pod := range 6 {
+					if rnd.IntN(2) == 0 {
+						endpoints = append(endpoints, fmt.Sprintf("p%d@10.0.0.%d:8000%s", pod, pod+1, []string{"", "", "!", "~", "!~"}[rnd.IntN(5)]))
+					}
+				}
+				inUse[name] = endpoints
+				s.put(endpointSlice(t, name, endpoints...))
+			case n < 8:
+				delete(inUse, name)
+				s.remove(endpointSlice(t, name))
+			case n < 9:
+				s.do(func() {}) // the watch ends
+			default:
+				s.do(func() { s.forgot, s.history = s.version, nil })
+			}
+		}
+		// A pod is as its worst endpoint says.
+		bad, ending, there := map[int]bool{}, map[int]bool{}, map[int]bool{}
+		for _, endpoints := range inUse {
+			for _, e := range endpoints {
+				pod := int(e[1] - '0')
+				there[pod] = true
+				bad[pod] = bad[pod] || strings.Contains(e, "!")
+				ending[pod] = ending[pod] || strings.Contains(e, "~")
+			}
+		}
+		var fresh, last []string
+		for pod := range 6 {
+			id := fmt.Sprintf("serving/p%d:8000@10.0.0.%d:8000", pod, pod+1)
+			switch {
+			case !there[pod] || bad[pod]:
+			case ending[pod]:
+				last = append(last, id)
+			default:
+				fresh = append(fresh, id)
+			}
+		}
+		if len(fresh) == 0 {
+			fresh = last
+		}
+		failure := ""
+		if len(inUse) == 0 {
+			failure = "has no EndpointSlice"
+		}
+		t.Logf("round %d: %v", round, inUse)
+		f.expect(t, strings.Join(fresh, " "), failure)
+	}
 }
 
 func TestKubernetesAsksForWhatItNeeds(t *testing.T) {
@@ -555,8 +621,69 @@ func TestKubernetesMembersComeAndGo(t *testing.T) {
 	}
 	a.fleet.mu.Unlock()
 	s.do(func() { s.refuses = nil })
+	eventually(t, func() bool { _, body := page(t, a, "/readyz"); return body == "ok\n" }, func() string {
+		_, body := page(t, a, "/readyz")
+		return body
+	})
+
+	// A kubeconfig that says something else is used: the first server has gone.
+	other := startAPIServer(t)
+	other.put(endpointSlice(t, "vllm-1", "one@"+one.Addr()))
+	text, err := os.ReadFile(other.file)
+	if err == nil {
+		err = os.WriteFile(s.file, text, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Reload(next); err != nil {
+		t.Fatal(err)
+	}
+	expect(id("one", one))
 	rest, err := io.ReadAll(in)
 	if err != nil || !strings.HasSuffix(string(rest), "data: [DONE]\n\n") {
 		t.Fatalf("the stream was cut: %v", err)
+	}
+}
+
+// Whoever may make a pod writes its annotations, as large as Kubernetes lets them be:
+// neither the agent's memory nor its log nor its time are theirs.
+func TestKubernetesHostileAnnotations(t *testing.T) {
+	const largest = 256 << 10 // of all annotations of an object
+	o := &corev1.Pod{}
+	o.Namespace, o.Name, o.UID = "serving", "vllm-0", "u0"
+	o.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.0.0.1", Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}}
+	f := func(port PodPort, annotations map[string]string, want string) {
+		t.Helper()
+		o.Annotations = annotations
+		lean(o)
+		found, err := (&kubernetes{KubernetesConfig: KubernetesConfig{Pods: "app=vllm", Port: port}}).findings([]any{o})
+		if err == nil {
+			err = errors.New("")
+		}
+		if !strings.Contains(err.Error(), want) || len(err.Error()) > 1000 {
+			t.Errorf("says %.300q, which is %d bytes, want %q", err, len(err.Error()), want)
+		}
+		for _, r := range found {
+			if len(r.Models) > mostHintModels {
+				t.Errorf("%d models", len(r.Models))
+			}
+		}
+	}
+	var many strings.Builder
+	for i := 0; many.Len() < largest-100; i++ {
+		fmt.Fprint(&many, i, ",")
+	}
+	f("8000", map[string]string{hintPrefix + "models": many.String() + "x"}, "want at most 256 names")
+	f("8000", map[string]string{hintPrefix + "engine": strings.Repeat("x", largest)}, "want vllm")
+	f("", map[string]string{hintPrefix + "port": strings.Repeat("x", largest)}, "neither a number")
+	unknown := map[string]string{}
+	for i := range largest / 24 {
+		unknown[hintPrefix+strconv.Itoa(1e6+i)] = ""
+	}
+	f("8000", unknown, "and 10919 more like these")
+	f("8000", map[string]string{hintPrefix + "models": "m", "kubectl.kubernetes.io/last-applied-configuration": strings.Repeat("x", largest)}, "")
+	if len(o.Annotations) != 1 {
+		t.Errorf("%d annotations are kept", len(o.Annotations))
 	}
 }

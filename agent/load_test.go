@@ -60,7 +60,7 @@ func (s *stage) expectLoads(want string) {
 	s.Helper()
 	var got string
 	eventually(s.T, func() bool { got = s.loads(); return got == want }, func() string {
-		text, _ := json.MarshalIndent(s.fleet.status(), "", " ")
+		text, _ := json.MarshalIndent(s.fleet.status(""), "", " ")
 		return fmt.Sprintf("the loads are %q, want %q\n%s", got, want, text)
 	})
 }

@@ -17,6 +17,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -42,8 +43,8 @@ func (carriedSample) Collect(ch chan<- prometheus.Metric) {
 }
 
 // everything is an agent with all that has metrics, after some traffic: keys and a
-// limit, TLS, discovery, KV events, exact prompts, admission, shadows, a decision log
-// and a replica that fails.
+// limit, TLS, discovery, KV events, exact prompts, admission, shadows, a decision log,
+// a replica that fails, and a slow one, for which requests are held back.
 func everything(t *testing.T) *Agent {
 	t.Helper()
 	events := newGoPublisher(t, kvevent.VLLM)
@@ -63,10 +64,17 @@ func everything(t *testing.T) *Agent {
 	}
 	t.Cleanup(func() { e.Close() })
 
-	c := testConfig(e)
+	slow, err := simulator.Start(simulator.Config{ServedModelName: []string{"slow"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { slow.Close() })
+
+	c := testConfig(e, slow)
 	c.Replicas[0].KVEvents = KVEventsConfig{Endpoint: "tcp://" + events.events, ReplayEndpoint: "tcp://" + events.replay}
 	c.Replicas = append(c.Replicas, ReplicaConfig{ID: "broken", URL: broken.URL})
-	c.Models = []ModelConfig{{Name: "m", Tokenizer: "builtin:sim", Policy: "round_robin", Shadows: []ShadowConfig{{Policy: "lmetric"}}}}
+	c.Models = []ModelConfig{{Name: "m", Tokenizer: "builtin:sim", Policy: "round_robin", Shadows: []ShadowConfig{{Policy: "lmetric"}}},
+		{Name: "slow", Policy: "cost_model", Hold: leastHold}}
 	c.Routing.Admission.Budget = time.Minute
 	c.Discovery.DNS = []DNSConfig{{Name: "localhost", Port: 1}}
 	c.Decisions = DecisionsConfig{File: filepath.Join(t.TempDir(), "decisions.jsonl"), Sample: 1}
@@ -87,12 +95,14 @@ func everything(t *testing.T) *Agent {
 		t.Helper()
 		req, err := http.NewRequestWithContext(t.Context(), "POST", "http://"+a.Addr().String()+path, strings.NewReader(body))
 		if err != nil {
-			t.Fatal(err)
+			t.Error(err)
+			return 0
 		}
 		req.Header.Set("Authorization", "Bearer "+key)
 		resp, err := client.Do(req)
 		if err != nil {
-			t.Fatal(err)
+			t.Error(err)
+			return 0
 		}
 		defer resp.Body.Close()
 		io.Copy(io.Discard, resp.Body)
@@ -105,6 +115,20 @@ func everything(t *testing.T) *Agent {
 		send("team-key", "/v1/chat/completions", chat(`"stream":true,`))
 		send("team-key", "/v1/chat/completions", chat(`"stream":true,"stream_options":{"include_usage":true},`))
 		send("team-key", "/v1/chat/completions", chat(""))
+	}
+	// Several long prompts at once: one keeps the engine busy, and others are held.
+	for round := 0; len(series(t, a, "inferrail_held_seconds_count")) == 0; round++ {
+		if round == 10 {
+			t.Fatal("no request was held back")
+		}
+		var together sync.WaitGroup
+		for i := range 4 {
+			together.Go(func() {
+				prompt := fmt.Sprint(round, i, strings.Repeat(" the sea and the ships", 1000))
+				send("team-key", "/v1/completions", fmt.Sprintf(`{"model":"slow","stream":true,"max_tokens":2,"prompt":%q}`, prompt))
+			})
+		}
+		together.Wait()
 	}
 	for range 3 {
 		send("limited-key", "/v1/chat/completions", chat(""))
@@ -338,11 +362,12 @@ How many series there are is bounded by what is configured and served:
 	out.WriteString("| others | the words of the program that are listed below |\n")
 	groups := []struct{ title, prefixes string }{
 		{"Requests", "inferrail_requests inferrail_request_ inferrail_responses inferrail_retries inferrail_replays inferrail_tokens inferrail_time_ inferrail_inter_ inferrail_client_ inferrail_buffered inferrail_key_"},
-		{"Decisions and admission", "inferrail_decision inferrail_admission inferrail_observed_ inferrail_predict inferrail_shadow"},
+		{"Decisions and admission", "inferrail_decision inferrail_admission inferrail_held_ inferrail_observed_ inferrail_predict inferrail_shadow"},
 		{"Prompts", "inferrail_prompt"},
 		{"What engines have in their caches", "inferrail_index inferrail_kv_"},
 		{"Replicas", "inferrail_replica inferrail_discovery"},
 		{"Datapath", "inferrail_datapath inferrail_kernel inferrail_relay"},
+		{"Traces", "inferrail_trace"},
 		{"The agent", "inferrail_"},
 	}
 	told := map[string]bool{}

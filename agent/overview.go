@@ -110,9 +110,11 @@ type overviewReplica struct {
 
 // historyColumns are the numbers of a row of the history: of the step that ends at t,
 // but for the last three, which are so at t. first_token_* and hit_rate are null when
-// there was nothing to tell them from.
+// there was nothing to tell them from. What engines tell when an answer ends, hit_rate
+// and prompt_tokens_per_s, they tell of few streams: asked_tokens_per_s and
+// expected_hit_rate are what the agent knows and expects of prompts itself.
 var historyColumns = []string{"t", "requests_per_s", "failed_per_s", "refused_per_s", "left_per_s", "retries_per_s",
-	"first_token_p50_ms", "first_token_p99_ms", "first_tokens_per_s", "tokens_per_s", "kernel_tokens_per_s", "prompt_tokens_per_s", "hit_rate",
+	"first_token_p50_ms", "first_token_p99_ms", "first_tokens_per_s", "tokens_per_s", "kernel_tokens_per_s", "prompt_tokens_per_s", "hit_rate", "asked_tokens_per_s", "expected_hit_rate",
 	"running", "waiting", "up"}
 
 // history keeps the last rows, which one goroutine of the Agent makes. Its methods may
@@ -184,6 +186,12 @@ func (a *Agent) lookOver(now time.Time) {
 	rate(is.PromptTokens, was.PromptTokens)
 	if prompt := is.PromptTokens - was.PromptTokens; prompt > 0 {
 		add(thousandths(float64(is.CachedTokens-was.CachedTokens) / float64(prompt)))
+	} else {
+		row = append(row, nil)
+	}
+	rate(is.AskedTokens, was.AskedTokens)
+	if asked := is.AskedTokens - was.AskedTokens; asked > 0 {
+		add(thousandths(float64(is.ExpectedTokens-was.ExpectedTokens) / float64(asked)))
 	} else {
 		row = append(row, nil)
 	}

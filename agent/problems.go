@@ -315,6 +315,9 @@ func (p *problems) fill(path string, v reflect.Value, in any) {
 	case time.Duration:
 		p.fillDuration(path, v, in)
 		return
+	case Hold:
+		p.fillHold(path, v, in)
+		return
 	case Bytes:
 		p.fillBytes(path, v, in)
 		return

@@ -22,8 +22,7 @@ const (
 	// times the memory.
 	maxPromptReport = 8 << 20
 	promptReports   = 2
-	// promptReportTime bounds how long such a body may take to arrive; twice that,
-	// until the answer has been taken.
+	// promptReportTime bounds how long such a body may take to arrive.
 	promptReportTime = 30 * time.Second
 )
 
@@ -117,13 +116,8 @@ func (ad *admin) posted(w http.ResponseWriter, r *http.Request, usage string) (b
 		return nil, nil, false
 	}
 	// A connection that cannot have a deadline keeps its place until it ends.
-	conn := http.NewResponseController(w)
-	_ = conn.SetReadDeadline(began.Add(promptReportTime))
-	_ = conn.SetWriteDeadline(began.Add(2 * promptReportTime))
-	done = func() {
-		_ = conn.SetWriteDeadline(time.Time{}) // the next request's answer is another matter
-		<-ad.prompts
-	}
+	_ = http.NewResponseController(w).SetReadDeadline(began.Add(promptReportTime))
+	done = func() { <-ad.prompts }
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxPromptReport))
 	switch {
 	case errors.As(err, new(*http.MaxBytesError)):

@@ -124,6 +124,8 @@ func changed(loaded, now map[string]contents) bool {
 }
 
 func (a *Agent) load(s Source) {
+	a.manager.reloading()
+	defer func() { a.manager.ready(a.standing()) }()
 	cfg, err := s.read()
 	if err != nil {
 		a.reject(err)
@@ -181,6 +183,12 @@ func (a *Agent) Reload(cfg Config) error {
 	}
 	a.reloads.applied++
 	a.reloads.problems, a.reloads.last = 0, time.Now()
+	if cfg.Observability != old.Observability {
+		if err := a.traces.configure(cfg.Observability); err != nil {
+			a.reloads.problems = 1
+			a.log.Error("a part of the new configuration is not used", "why", err)
+		}
+	}
 	if err := a.fleet.reconfigure(&cfg); err != nil {
 		a.reloads.problems = 1
 		a.log.Error("a part of the new configuration is not used", "why", err)
@@ -228,6 +236,13 @@ func (a *Agent) rejectLocked(err error) {
 	for _, problem := range list {
 		a.log.Error("configuration: " + strings.ReplaceAll(problem, "\n", " "))
 	}
+}
+
+// when tells since when the configuration in use is.
+func (r *reloads) when() time.Time {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.last
 }
 
 // problem is what people are told while the configuration loaded last is not

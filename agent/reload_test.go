@@ -209,6 +209,43 @@ func TestFileIsFollowed(t *testing.T) {
 	}
 }
 
+// A ConfigMap's file is a link into a directory that is exchanged as a whole,
+// by a link too.
+func TestConfigMapIsFollowed(t *testing.T) {
+	t.Parallel()
+	l := followed(t, testConfig(startEngine(t, 0, "m")), "server: {max_body_bytes: 1KiB}\n")
+	dir := filepath.Dir(l.file)
+	swap := func(version, text string) {
+		t.Helper()
+		if err := os.Mkdir(filepath.Join(dir, version), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		write(t, filepath.Join(dir, version, filepath.Base(l.file)), []byte(text))
+		link := filepath.Join(dir, "..data_tmp")
+		if err := os.Symlink(version, link); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(link, filepath.Join(dir, "..data")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	swap("..1", "server: {max_body_bytes: 1KiB}\n")
+	if err := os.Remove(l.file); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(filepath.Join("..data", filepath.Base(l.file)), l.file); err != nil {
+		t.Fatal(err)
+	}
+	l.inUse()
+	swap("..2", "server: {max_body_bytes: 1MiB}\n")
+	if err := os.RemoveAll(filepath.Join(dir, "..1")); err != nil {
+		t.Fatal(err)
+	}
+	l.says("configuration changed", "key=server.max_body_bytes", "old=1KiB", "new=1MiB")
+	swap("..3", "server: {max_body_bytes: nothing}\n")
+	l.ready("degraded: config: 1 problem, the last good one is in use\n")
+}
+
 // What only a restart can change is reported and left.
 func TestReloadKeepsWhatNeedsARestart(t *testing.T) {
 	l := followed(t, testConfig(startEngine(t, 0, "m")), "")

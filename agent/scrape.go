@@ -378,6 +378,7 @@ func (f *fleet) ranksToldLocked(s *server, n int) {
 	if n = min(n, mostRanks); n == s.ranks {
 		return
 	}
+	one := max(n, s.ranks) < 2 // as was supposed; most engines tell that when they join
 	if s.ranks = n; n > 1 {
 		f.log.Info("the engine has several data-parallel ranks; each is a replica of its own", "replica", s.id, "url", s.url, "ranks", n)
 	}
@@ -386,6 +387,9 @@ func (f *fleet) ranksToldLocked(s *server, n int) {
 			f.log.Warn("data_parallel is not what the engine tells; requests for ranks that it does not have fail there",
 				"replica", s.id, "url", s.url, "configured", w.DataParallel, "told", n)
 		}
+	}
+	if one {
+		return
 	}
 	if err := f.applyLocked(f.wanted); err != nil {
 		f.log.Warn("not every rank of an engine can be a replica", "replica", s.id, "why", err)

@@ -310,6 +310,21 @@ func (b *Backlog) Ahead(s *Speed, now time.Time) (w Work, wait float64) {
 	return all.work(), wait
 }
 
+// Overdue is how many times as long as all that is ahead should take at speed s it has
+// taken at now, without a first token: 0 when nothing is, or when it cannot be told, for
+// what is first does not stream. What came later than the first was not begun at once,
+// so that it is rather more.
+func (b *Backlog) Overdue(s *Speed, now time.Time) float64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.first == nil || !b.first.streams {
+		return 0
+	}
+	all := b.sum
+	all.add(b.done)
+	return float64(max(b.tickLocked(now)-b.begin, 0)) / 1e9 / s.Time(all.work())
+}
+
 // showLocked writes what Ahead reads: what is computed at present, or was
 // overtaken; what comes after it; what is done in the interval; when that began,
 // when the first in the list is due, and since when nothing was heard.

@@ -74,6 +74,7 @@ func referenceCost(m *CostModel, r *Request, cs []Candidate, i int) (cost float6
 	}
 
 	total := add(add(n(math.Max(c.Wait, 0)), mul(times, prefill)), load)
+	total = add(total, mul(mul(n(m.Company), n(float64(c.Company))), n(float64(c.InFlight))))
 	if c.Share > 0 && c.Share < 1 {
 		total = quo(total, n(float64(c.Share)))
 	}
@@ -125,6 +126,7 @@ func soundCandidates(rng *rand.Rand, tokens int) []Candidate {
 		}
 		c.InFlight = rng.Int32N(many)
 		c.Decoding = rng.Int32N(c.InFlight + 1)
+		c.Company = 0.01 * rng.Float32()
 		c.Share = []float32{0, 1, 1, 1, 1, rng.Float32()}[rng.IntN(6)]
 		c.KV = rng.Float32()
 		if pressed > 0 && rng.IntN(3) < pressed {
@@ -142,7 +144,7 @@ func soundRequest(rng *rand.Rand) *Request {
 func costModels(rng *rand.Rand) *CostModel {
 	m := NewCostModel()
 	if rng.IntN(3) == 0 {
-		*m = CostModel{1 + rng.Float64(), 5 * rng.Float64(), 1e-4 * rng.Float64(), 1e-4 * rng.Float64(), 0.1 * rng.Float64(), rng.Float64(),
+		*m = CostModel{1 + rng.Float64(), 5 * rng.Float64(), 1e-4 * rng.Float64(), 1e-4 * rng.Float64(), 0.1 * rng.Float64(), rng.Float64(), rng.Float64(),
 			rng.Float64(), 1 + rng.Float64(), 0.1 * rng.Float64(), rng.Float64(), rng.Float64(), 0.01 * rng.Float64(), 0.1 * rng.Float64()}
 	}
 	return m

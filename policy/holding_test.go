@@ -14,7 +14,7 @@ import (
 // The stories in testdata/holding hold requests back from replicas. A request is written
 // name:came:prefill, or with its tenant and its tokens name:came:prefill:tenant:tokens,
 // and prefill is what it takes at every replica; a round is told what each replica has
-// before it, and 10,000 tokens of it for each second. Each request chooses the replica
+// before it, and 40,000 tokens of it for each second. Each request chooses the replica
 // that is free first.
 func TestHolding(t *testing.T) {
 	datadriven.Walk(t, "testdata/holding", func(t *testing.T, path string) {
@@ -54,7 +54,7 @@ func TestHolding(t *testing.T) {
 				var out strings.Builder
 				for held.Len() > 0 {
 					best := slices.Index(waits, slices.Min(waits))
-					c := &Candidate{Wait: waits[best], Ahead: Work{Tokens: 10_000 * waits[best]}}
+					c := &Candidate{Wait: waits[best], Ahead: Work{Tokens: 40_000 * waits[best]}}
 					if !h.Free(c) {
 						fmt.Fprintf(&out, "the next in %.2f s\n", h.Next(c))
 						break
@@ -115,6 +115,9 @@ func TestHoldingNumbers(t *testing.T) {
 	if h.Holds() || !(Holding{Lead: 0.1}).Holds() {
 		t.Error("who holds")
 	}
+	if h := (Holding{Lead: 0.1}); h.With(NewCostModel()) != h || h.With(LeastRequest{}).Holds() {
+		t.Error("with which policies")
+	}
 	f := func(wait, tokens float64, free bool, next float64) {
 		t.Helper()
 		h, c := Holding{Lead: 0.1}, &Candidate{Wait: wait, Ahead: Work{Tokens: tokens}}
@@ -125,9 +128,9 @@ func TestHoldingNumbers(t *testing.T) {
 	f(0, 0, true, 0)
 	f(0.09, 100_000, true, 0)   // nearly done
 	f(0.1, 100_000, false, 0)   // and at once it is
-	f(9, 2047, true, 0)         // slow, but all is computed in a step
-	f(9, 2048, false, 0)        //
-	f(3, 4096, false, 1.5)      // half of it is one
+	f(9, 8191, true, 0)         // slow, but all is computed in a step
+	f(9, 8192, false, 0)        //
+	f(3, 16384, false, 1.5)     // half of it is one
 	f(3, 1_000_000, false, 2.9) //
 	f(3, 0, true, 0)            // others' work, of which no tokens are known
 	if got := h.Longest(-1, -1); got != 0 {

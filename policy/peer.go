@@ -62,12 +62,6 @@ func (s *pace) median(without *Estimate) (usual Speed, ok bool) {
 	return s.all.median(left)
 }
 
-// usual is the median of all, DefaultSpeed when there is none.
-func (s *pace) usual() Speed {
-	usual, _ := s.median(nil)
-	return usual
-}
-
 // spread are the coefficients of some speeds, in order once sorted is set.
 type spread struct {
 	of     [3][]float64
@@ -120,41 +114,97 @@ func (s *spread) median(without *Speed) (Speed, bool) {
 	return Speed{out[0], out[1], out[2]}, true
 }
 
+// kin are those that serve a model: of which enough was observed, and of which a little
+// was. The zero value is nobody.
+type kin struct {
+	known pace
+	young spread
+}
+
+// optimist is the median of each coefficient, and of two in the middle the lesser one: a
+// first prompt may have waited for an engine to warm up, and those that were not tried
+// must not be thought slow for that. There is one at least.
+func (s *spread) optimist() Speed {
+	var out [3]float64
+	for i, c := range s.of {
+		c = slices.Sorted(slices.Values(c))
+		out[i] = c[(len(c)-1)/2]
+	}
+	return Speed{out[0], out[1], out[2]}
+}
+
 // ShareSpeeds gives each peer that has no observations, or a few, the median of
 // those that have: of those that serve one of its models, or else of all, or what
 // nothing is known of; then whole answers tell whether it is slower. One that is slow
 // and has had none for long is supposed to be as fast as the others of its models, for
-// one request. It is called about each second.
+// one request.
+//
+// In a fleet that has just begun nobody has enough of them. Then a peer without any goes
+// by the few that others of its models have, and while there are none, by how long the
+// prompts take already that are under way: what waits, and what has waited since, can
+// be told from what it takes to compute only if both are measured alike. So it is called
+// some ten times a second: each time counts then.
 func ShareSpeeds(peers []*Peer, now time.Time) {
 	var all pace
-	byModel := map[string]*pace{}
+	byModel := map[string]*kin{}
 	var lacking []*Peer
 	total := 0
 	for _, p := range peers {
 		p.Estimate = p.Standing.Calibration.Estimate()
 		e := &p.Estimate
 		total += e.Samples
-		if e.Samples < EnoughSamples {
+		few := e.Samples < EnoughSamples
+		if few {
 			lacking = append(lacking, p)
+		} else {
+			all.add(e)
+		}
+		if e.Samples == 0 {
 			continue
 		}
-		all.add(e)
 		for _, name := range p.Models {
 			if byModel[name] == nil {
-				byModel[name] = new(pace)
+				byModel[name] = new(kin)
 			}
-			byModel[name].add(e)
+			if few {
+				byModel[name].young.add(e.Speed)
+			} else {
+				byModel[name].known.add(e)
+			}
 		}
 	}
 	// Those that serve the same have the same others, and themselves.
 	key := func(p *Peer) string { return strings.Join(p.Models, "\x00") }
 	answers := map[string][]float64{}
+	slower := map[string]float64{}
 	for _, p := range lacking {
-		if i := slices.IndexFunc(p.Models, func(name string) bool { return byModel[name] != nil }); i >= 0 {
-			p.Standing.Calibration.SetPrior(byModel[p.Models[i]].usual())
-		} else {
-			p.Standing.Calibration.SetPrior(all.usual().Times(p.slowness(peers, answers, key(p))))
+		var young *spread
+		usual, ok := DefaultSpeed, false
+		for _, name := range p.Models {
+			k := byModel[name]
+			if k == nil {
+				continue
+			}
+			if usual, ok = k.known.median(nil); ok {
+				break
+			}
+			if young == nil {
+				young = &k.young
+			}
 		}
+		switch {
+		case ok:
+		case p.Estimate.Samples > 0:
+			continue // its own few tell more
+		case young != nil:
+			usual = young.optimist()
+		default:
+			if usual, ok = all.median(nil); !ok {
+				usual = usual.Times(p.overdue(peers, slower, key(p), now))
+			}
+			usual = usual.Times(p.slowness(peers, answers, key(p)))
+		}
+		p.Standing.Calibration.SetPrior(usual)
 	}
 	typical := Prefill(1000, 1000)
 	alike := map[string]*pace{}
@@ -187,7 +237,76 @@ func ShareSpeeds(peers []*Peer, now time.Time) {
 			p.Standing.Calibration.Suppose(usual)
 		}
 	}
+	shareCompany(peers, key)
 }
+
+// followers is how many later requests a choice decides for, where all of a prompt is
+// cached.
+const followers = 12
+
+// shareCompany tells each peer what first tokens are late by for each request beside
+// them at those of its models, in the median, and for how many requests a choice
+// decides: what is cached of a prompt is where an earlier choice has brought it, and
+// the more of all prompts is, the more later ones go where this one does.
+func shareCompany(peers []*Peer, key func(p *Peer) string) {
+	type alike struct {
+		slopes, firsts []float64
+		tokens, fresh  float64
+	}
+	groups := map[string]*alike{}
+	for _, p := range peers {
+		g := groups[key(p)]
+		if g == nil {
+			g = new(alike)
+			groups[key(p)] = g
+		}
+		if slope, ok := p.Standing.company.seen(); ok {
+			g.slopes = append(g.slopes, max(slope, 0))
+		}
+		if p.Estimate.Samples > 0 {
+			g.firsts = append(g.firsts, firstCompany*p.Estimate.Speed.A)
+		}
+		g.tokens += p.Standing.lengths.Get()
+		g.fresh += p.Standing.prompts.Get()
+	}
+	for _, g := range groups {
+		if len(g.slopes) == 0 {
+			g.slopes = g.firsts
+		}
+		slices.Sort(g.slopes)
+	}
+	for _, p := range peers {
+		g := groups[key(p)]
+		if n := len(g.slopes); n > 0 {
+			p.Standing.company.suppose(g.slopes[(n-1)/2]/2 + g.slopes[n/2]/2)
+		}
+		if g.tokens > 0 {
+			p.Standing.bind(followers * max(1-g.fresh/g.tokens, 0))
+		}
+	}
+}
+
+// overdue is how many times as long as by DefaultSpeed a prompt takes that is under way
+// at one of those that serve the same, as far as it has come, at least 1 and at most
+// mostOverdue. times has it by their keys.
+func (p *Peer) overdue(peers []*Peer, times map[string]float64, key string, now time.Time) float64 {
+	most, known := times[key]
+	if !known {
+		most = 1
+		for _, other := range peers {
+			if other.Estimate.Samples == 0 && other.sharesModel(p) {
+				most = max(most, other.Standing.Backlog.Overdue(&DefaultSpeed, now))
+			}
+		}
+		most = min(most, mostOverdue)
+		times[key] = most
+	}
+	return most
+}
+
+// mostOverdue bounds what is concluded from a prompt whose first token does not come, for
+// it may never. Processors are some 30 times as slow as DefaultSpeed.
+const mostOverdue = 32
 
 // slowness is how slow a peer is of whose models no first token was seen. answers has,
 // by their keys, what others took for whole answers who serve the same.

@@ -1,11 +1,16 @@
 package policy
 
 import (
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/cockroachdb/datadriven"
 )
 
 // medianSpeed is the median of each coefficient, DefaultSpeed of none.
@@ -23,6 +28,59 @@ func medianSpeed(speeds []Speed) Speed {
 	}
 	median := func(cs []float64) float64 { return cs[(n-1)/2]/2 + cs[n/2]/2 }
 	return Speed{A: median(of[0]), B: median(of[1]), D: median(of[2])}
+}
+
+// Stories of how replicas go by one another's speeds: prompts are sent, their first tokens
+// come, and speeds are shared.
+func TestPeerStories(t *testing.T) {
+	datadriven.Walk(t, "testdata/peer", func(t *testing.T, path string) {
+		var peers []*Peer
+		names := map[*Peer]string{}
+		byName := map[string]*Peer{}
+		sent := map[string]*Sending{}
+		since := func(s string) time.Time {
+			d, err := time.ParseDuration(s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return time.Unix(1, 0).Add(d)
+		}
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			if d.Cmd == "peers" {
+				for line := range strings.Lines(d.Input) {
+					fields := strings.Fields(line)
+					p := &Peer{Standing: new(Standing), Models: fields[1:]}
+					peers, names[p], byName[fields[0]] = append(peers, p), fields[0], p
+				}
+				return ""
+			}
+			for line := range strings.Lines(d.Input) {
+				switch f := strings.Fields(line); f[0] {
+				case "send":
+					tokens, err := strconv.Atoi(f[2])
+					if err != nil {
+						t.Fatal(err)
+					}
+					p := &Sending{Tokens: tokens}
+					p.Expect(byName[f[1]].Standing, true, true, since(f[3]))
+					sent[f[1]] = p
+				case "first":
+					sent[f[1]].First(1, 0, false, since(f[2]))
+				default:
+					t.Fatalf("what is %s?", line)
+				}
+			}
+			var at string
+			d.ScanArgs(t, "at", &at)
+			ShareSpeeds(peers, since(at))
+			typical, out := Prefill(1000, 0), new(strings.Builder)
+			for _, p := range peers {
+				speed := p.Standing.Calibration.Speed()
+				fmt.Fprintf(out, "%s %.2f, %d seen\n", names[p], speed.Time(typical)/DefaultSpeed.Time(typical), p.Estimate.Samples)
+			}
+			return out.String()
+		})
+	})
 }
 
 // The median of all but one is that of a list from which it was taken.
@@ -68,7 +126,7 @@ func TestPaceWithoutOne(t *testing.T) {
 	}
 }
 
-// BenchmarkShareSpeeds1000 is what sharing takes each second in a large fleet, of which
+// BenchmarkShareSpeeds1000 is what sharing takes each time in a large fleet, of which
 // most have told nothing since.
 func BenchmarkShareSpeeds1000(b *testing.B) {
 	peers := make([]*Peer, 1000)

@@ -45,9 +45,9 @@ type Candidate struct {
 	CachedGPU, CachedCPU int32
 	// Decoding is how many of those have their first token and are generated.
 	Decoding int32
-	// Queued is how many requests wait for the engine to begin with them, as it
-	// says; 0 too when it does not.
-	Queued int32
+	// Company is by how many seconds each request that is there delays first tokens:
+	// this one's, and those of the requests that will follow it there.
+	Company float32
 	// Share is how much of its share the replica takes, between 0 and 1: less
 	// than 1 for a while after it has come back. 0 stands for 1.
 	Share float32
@@ -62,6 +62,9 @@ type Candidate struct {
 
 	// Slot is the dense number the agent gave the endpoint.
 	Slot int
+	// Queued is how many requests wait for the engine to begin with them, as it
+	// says; 0 too when it does not.
+	Queued int32
 	// Key is a hash of the replica's name: the same for every agent and at all
 	// times.
 	Key uint64
@@ -82,7 +85,6 @@ type Candidate struct {
 	Exact bool
 	// Large: the replica is meant for large requests (nlms).
 	Large bool
-	_     [8]byte // up to whole lines
 }
 
 // Count is n as a Candidate has it: what is beyond either end of the type is that end.

@@ -52,6 +52,7 @@ func costModelWeights() []weight {
 		{"load_disk", m.LoadDisk, 0, inf},
 		{"interference", m.Interference, 0, inf},
 		{"crowd", m.Crowd, 0, inf},
+		{"company", m.Company, 0, inf},
 		{"approximate", m.Approximate, 0, 1},
 		{"bound", m.Bound, 1, inf},
 		{"overload", m.Overload, 0, inf},
@@ -63,7 +64,7 @@ func costModelWeights() []weight {
 }
 
 func newCostModel(w []float64) Policy {
-	return &CostModel{w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], w[8], w[9], w[10], w[11], w[12]}
+	return &CostModel{w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], w[8], w[9], w[10], w[11], w[12], w[13]}
 }
 
 // New returns the policy of a name, with the weights that are given in place of

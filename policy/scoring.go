@@ -9,7 +9,9 @@ type scoring struct {
 	// decoded and for each request.
 	tokens                 int32
 	own, decoding, request float64
-	pressed                float32
+	// Each request costs so many times the candidate's Company.
+	company float64
+	pressed float32
 
 	// costs is the sum of all costs, and weighed that of all requests by the time for
 	// a token. They are no numbers when one of those is none.
@@ -38,6 +40,7 @@ const infinite = int64(0x7ff0_0000_0000_0000)
 func (s *scoring) begin(m *CostModel, r *Request, own float64) {
 	s.tokens, s.pressed, s.least = int32(max(r.Tokens, 0)), float32(m.KVLimit), infinite
 	// What times says, in requests instead of a crowd.
+	s.company = m.Company
 	s.own, s.decoding, s.request = own, m.Interference-m.Crowd, m.Crowd
 }
 
@@ -52,7 +55,7 @@ var (
 // takes, so it has few operations for each, and no branch that is hard to foretell.
 func (s *scoring) block(candidates []Candidate, costs []float64) (most int64) {
 	costs = costs[:len(candidates)]
-	tokens, own, decoding, request, pressed := s.tokens, s.own, s.decoding, s.request, s.pressed
+	tokens, own, decoding, request, company, pressed := s.tokens, s.own, s.decoding, s.request, s.company, s.pressed
 	half, share := half, wholeShare
 	all := float64(tokens)
 	halfAll := half * all
@@ -64,7 +67,7 @@ func (s *scoring) block(candidates []Candidate, costs []float64) (most int64) {
 		held, a := float64(cached), c.Speed.A
 		fill := (all-held)*(a+c.Speed.B*(halfAll+half*held)) + c.Speed.D
 		requests := float64(c.InFlight)
-		cost := (own+decoding*float64(c.Decoding)+request*requests)*fill + c.Wait
+		cost := (own+decoding*float64(c.Decoding)+request*requests)*fill + company*float64(c.Company)*requests + c.Wait
 		costs[i] = cost
 		total += cost
 		inFlight |= c.InFlight

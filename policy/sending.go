@@ -33,6 +33,9 @@ type Sending struct {
 	// off in such a moment, 0 when nobody has said so.
 	foretold float64
 	moment   int
+	// beside is how many requests were at the replica, counted from 1, 0 when something
+	// was to be computed before this one.
+	beside int
 	// to is the replica which will have promised before it in a moment: it has been
 	// chosen, but there is no connection yet. nil when that is over.
 	to       *Standing
@@ -71,6 +74,9 @@ func (p *Sending) Foretell(r *Request, c *Candidate) {
 	sooner := *c
 	sooner.Late = 0
 	p.foretold, p.moment = TTFT(r, &sooner), momentOf(c)
+	if c.Wait == 0 && c.Queued == 0 {
+		p.beside = int(max(c.InFlight, 0))
+	}
 }
 
 // redeem ends what Promise has begun.
@@ -107,6 +113,7 @@ func (p *Sending) Expect(s *Standing, streams, exact bool, now time.Time) {
 	s.seats.enter(s, p, now)
 	s.Calibration.Sent()
 	s.prompts.Add(p.work.Tokens)
+	s.lengths.Add(float64(p.Tokens))
 	p.redeem()
 }
 
@@ -139,7 +146,11 @@ func (p *Sending) First(inside, pending int, tells bool, now time.Time) (took ti
 	s := p.at
 	if p.foretold > 0 && p.Streams && !p.again {
 		speed := s.Calibration.Speed()
-		s.late[p.moment].Add(p.first.Seconds(), p.foretold, speed.Time(Prefill(shortPrompt, 0)))
+		short := speed.Time(Prefill(shortPrompt, 0))
+		s.late[p.moment].Add(p.first.Seconds(), p.foretold, short)
+		if p.beside > 0 {
+			s.company.add(float64(p.beside), p.first.Seconds()-p.foretold, speed.Time(Prefill(1000, 0)))
+		}
 	}
 	s.seats.began(s, p, now)
 	o, ok := s.Backlog.First(&p.entry, s.decoding(inside, pending, now), now)

@@ -26,6 +26,9 @@ type Standing struct {
 	disturbed   atomic.Bool // Backlog was told so
 	tellsCached atomic.Bool // the engine has told what it had cached of a prompt
 	late        [moments]Lateness
+	company     company       // what each request beside it delays a first token by
+	lengths     RecentMean    // tokens of those prompts, cached ones included
+	binding     atomic.Uint64 // bits of what bind was told
 }
 
 // SetLoad says what the engine has told of its load; nil that nothing is known.
@@ -82,6 +85,7 @@ func (s *Standing) Describe(c *Candidate, inside, pending int, now time.Time) {
 	}
 	*c = Candidate{}
 	c.Speed, c.Ahead, c.Wait = speed, ahead, wait
+	c.Company = float32(s.company.get() * (1 + math.Float64frombits(s.binding.Load())))
 	inFlight, decoding := inside+pending, max(inside-int(ahead.Prompts), 0)
 	c.InFlight, c.Decoding = Count(inFlight), Count(decoding)
 	if !fresh {
@@ -96,6 +100,12 @@ func (s *Standing) Describe(c *Candidate, inside, pending int, now time.Time) {
 	c.Late = s.late[momentOf(c)].Get()
 	c.KV, c.Queued, c.HitRate = float32(l.KV), Count(l.Waiting), l.HitRate
 	c.VRAMFree, c.VRAMTotal = l.VRAMFree, l.VRAMTotal
+}
+
+// bind says how many later requests a choice decides for. What was said before fades.
+func (s *Standing) bind(requests float64) {
+	before := math.Float64frombits(s.binding.Load())
+	s.binding.Store(math.Float64bits(before + (requests-before)/2))
 }
 
 // decoding is how many sequences the replica generates at now.

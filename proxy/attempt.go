@@ -25,15 +25,19 @@ func (x *exchange) ask() failure {
 	}
 	backoff := x.limits.Backoff
 	for x.attempts = 1; ; x.attempts++ {
+		x.traceAttempt()
 		if f := x.choose(); f != none {
+			x.traceAnswer(f)
 			return f
 		}
 		x.decided()
 		x.noteDecision()
+		x.traceDecision()
 		f := x.attempt()
 		if x.unavailable = false; f == none {
 			x.unavailable, f = x.saysUnavailable()
 		}
+		x.traceAnswer(f)
 		if f != none || x.response.status/100 != 2 {
 			x.undoClaims()
 			x.leaveBacklog(time.Now())
@@ -204,7 +208,8 @@ func (x *exchange) send() failure {
 	}
 	bufs, length := cut(x.pieces[:1], x.body, edits) // the head goes first
 	x.out = x.head.appendTo(x.out[:0], asEngine{method: x.method, target: x.target, replica: x.replica,
-		id: x.id, length: length, hideKey: !x.access.Open()})
+		id: x.id, length: length, hideKey: !x.access.Open(), trace: x.trace})
+	x.traceSent()
 	bufs[0] = x.out
 	x.left = bufs
 	return x.sendLeft()

@@ -77,6 +77,10 @@ func (x *exchange) conclude(f failure, u usage, known bool) {
 	if at.IsZero() {
 		at = x.sent // nothing is to be computed for it
 	}
+	if x.predicted >= 0 {
+		s.stats.totals.askedTokens.Add(uint64(max(x.asked.Tokens, 0)))
+		s.stats.totals.expectedTokens.Add(uint64(x.predicted))
+	}
 	cached, observed := -1, x.observed
 	if known && u.cachedTold {
 		cached = int(min(u.cached, 1<<30))
@@ -184,9 +188,11 @@ func (s *Server) SetDecisions(to chan<- *Decision, wanted DecisionsWanted) {
 type Decision struct {
 	Time      time.Time `json:"time"`
 	RequestID string    `json:"request_id,omitempty"`
-	Path      string    `json:"path"`
-	Model     string    `json:"model"`
-	Policy    string    `json:"policy"`
+	// TraceID is that of the trace that the request belongs to, "" for none.
+	TraceID string `json:"trace_id,omitempty"`
+	Path    string `json:"path"`
+	Model   string `json:"model"`
+	Policy  string `json:"policy"`
 	// PromptTokens is how long the prompt is; of a prompt that is not Exact it is an
 	// estimate, and Why, as in the metric inferrail_prompts_total, is the reason.
 	PromptTokens int    `json:"prompt_tokens"`
@@ -345,7 +351,7 @@ var tiers = [index.Tiers]string{index.GPU: "gpu", index.CPU: "cpu", index.Disk: 
 func (x *exchange) tellRequest(d *Decision) {
 	p, asked := x.policy(), &x.asked
 	*d = Decision{
-		Time: time.Now(), RequestID: string(x.id), Path: string(x.path), Model: x.model.Name, Policy: p.Name(),
+		Time: time.Now(), RequestID: string(x.id), TraceID: x.traceID(), Path: string(x.path), Model: x.model.Name, Policy: p.Name(),
 		PromptTokens: asked.Tokens, Exact: x.followed && x.promptReason == prompt.Exact,
 		BlockSize: x.model.BlockSize, OutputTokens: asked.Output,
 		HasPrefix: asked.Prefix != 0, HasSession: asked.Session != 0,

@@ -114,8 +114,10 @@ type exchange struct {
 	pickedAt          time.Time // when replicas were looked at last
 	choseIn           time.Duration
 	noted             noted
-	judged            []judgement // of the policies beside the live one
-	prefill           policy.Sending
+	// trace is what spans are made of, nil for a request that is not traced.
+	trace   *Trace
+	judged  []judgement // of the policies beside the live one
+	prefill policy.Sending
 	// expected are the seconds from sending to the first token, and observed those
 	// it took, below 0 as long as it was not seen.
 	expected, observed float64
@@ -213,6 +215,7 @@ func (x *exchange) begin() {
 	x.held = 0
 	x.model, x.replica, x.attempts, x.tried = nil, nil, 0, x.tried[:0]
 	x.asked, x.turned, x.described, x.choice = policy.Request{}, false, false, policy.Choice{Index: -1}
+	x.trace = nil
 	x.noted, x.judged, x.prefill, x.expected, x.observed = noted{}, x.judged[:0], policy.Sending{}, 0, -1
 	x.class, x.tenant, x.budget, x.verdict, x.retryAfter = nil, "", 0, "", 0
 	x.taken, x.room, x.displaces, x.holding = time.Time{}, nil, false, holding{}
@@ -250,6 +253,7 @@ func (x *exchange) read() failure {
 	x.caller = readCaller(x.head.raw)
 	x.target, x.path = originForm(h.RequestURI())
 	x.route, x.allow = routeOf(x.path)
+	x.beginTrace()
 	if string(x.method) == http.MethodOptions && x.caller.preflight() {
 		x.extra = x.access.appendPreflight(x.extra, &x.caller, x.allow)
 	} else {
@@ -515,7 +519,9 @@ func (x *exchange) respond() failure {
 	}
 	x.takePrefilled()
 	x.answered, x.passed = true, true
-	x.why = x.join()
+	if x.why = x.join(); x.trace != nil && r.splice != nil {
+		x.trace.Offered = time.Now()
+	}
 	f := r.writeNow(x.out)
 	if f == none && (!r.frames.Ended() || len(r.rest) > 0) {
 		f = x.waitRelay()
@@ -682,6 +688,8 @@ func (x *exchange) finish(f failure) {
 	x.conclude(f, u, known)
 	x.c.s.requestDone(x, f, u)
 	x.leave()
+	x.traceBody()
 	x.giveBack()
 	x.c.s.stats.finished(x, f, u, known, now)
+	x.endTrace(f, u, known, now)
 }

@@ -41,7 +41,28 @@ func BenchmarkShortAnswer(b *testing.B) {
 	b.Run("long, looked up", func(b *testing.B) { benchmarkShortAnswer(b, "builtin:sim", 480, true, 1) })
 }
 
-func benchmarkShortAnswer(b *testing.B, source string, sentences int, lookedUp bool, replicas int) {
+// BenchmarkTraces is what traces cost of such a short answer: without a collector, and
+// with a part of the requests traced, which nobody makes spans of here.
+//
+//	go test -bench Traces -run xxx ./proxy
+func BenchmarkTraces(b *testing.B) {
+	b.Run("off", func(b *testing.B) { benchmarkShortAnswer(b, "none", 7, true, 3) })
+	for _, ratio := range []float64{0, 0.01, 1} {
+		b.Run(fmt.Sprint(ratio), func(b *testing.B) {
+			benchmarkShortAnswer(b, "none", 7, true, 3, func(s *Server) {
+				traces := make(chan *Trace, 64)
+				s.SetTraces(traces, TracesWanted{Ratio: ratio})
+				go func() {
+					for range traces {
+					}
+				}()
+				b.Cleanup(func() { close(traces) })
+			})
+		})
+	}
+}
+
+func benchmarkShortAnswer(b *testing.B, source string, sentences int, lookedUp bool, replicas int, prepare ...func(*Server)) {
 	el, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		b.Fatal(err)
@@ -72,6 +93,9 @@ func benchmarkShortAnswer(b *testing.B, source string, sentences int, lookedUp b
 		}
 	}()
 	s := New(Limits{}, nil, nil)
+	for _, f := range prepare {
+		f(s)
+	}
 	m := &Model{Name: "m", Policy: policy.LeastRequest{}}
 	if replicas > 1 {
 		m.Policy = policy.NewCostModel()

@@ -44,6 +44,7 @@ type loopEnd struct {
 	resets bool
 	cut    *atomic.Bool // shared with the frontEnd
 	onCut  func()       // may be nil
+	client net.Addr     // nil where it is not always the same one
 }
 
 // SetLinger makes Close a reset. Sockets of a pair know none, so the other end
@@ -62,6 +63,14 @@ func (e *loopEnd) Close() error {
 		}
 	}
 	return e.UnixConn.Close()
+}
+
+// from is the address of the client, nil where the connection does not say it.
+func (c *conn) from() net.Addr {
+	if end, ok := c.tcp.(*loopEnd); ok {
+		return end.client
+	}
+	return c.tcp.RemoteAddr()
 }
 
 // frontEnd is the other end of a pair. Whoever called Server.pair closes it.
@@ -101,8 +110,9 @@ func (e *frontEnd) Write(p []byte) (int, error) {
 
 // pair opens a connection to the loop. why says in one word why its responses
 // are copied. pooled: it waits for requests until it is closed. onCut is called
-// on the conn's goroutine when it is reset.
-func (s *Server) pair(why string, pooled bool, onCut func()) (*frontEnd, error) {
+// on the conn's goroutine when it is reset. client is whose requests it brings, nil where
+// each may be another's.
+func (s *Server) pair(why string, pooled bool, onCut func(), client net.Addr) (*frontEnd, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("socketpair: %w", err)
@@ -118,7 +128,7 @@ func (s *Server) pair(why string, pooled bool, onCut func()) (*frontEnd, error) 
 		return nil, err
 	}
 	cut := new(atomic.Bool)
-	c, err := newConn(s, &loopEnd{UnixConn: near, cut: cut, onCut: onCut})
+	c, err := newConn(s, &loopEnd{UnixConn: near, cut: cut, onCut: onCut, client: client})
 	if err != nil {
 		near.Close()
 		far.Close()
@@ -288,7 +298,7 @@ func (f *front) awaitWrite() {
 // serveHTTP1 pumps between the client and a conn of the loop until both
 // directions have ended.
 func (f *front) serveHTTP1(tc *tls.Conn) {
-	end, err := f.s.pair("tls", false, f.cutOff)
+	end, err := f.s.pair("tls", false, f.cutOff, f.tcp.RemoteAddr())
 	if err != nil {
 		if err != ErrClosed {
 			f.s.log.Warn("a TLS connection cannot be served", "error", err)

@@ -61,6 +61,8 @@ const (
 	fieldCORS  // access-control-*
 	fieldLimit // x-ratelimit-*
 	fieldRank  // the data-parallel rank that is to compute a request
+	fieldTraceparent
+	fieldTracestate
 )
 
 // fieldOf classifies a field name, whatever its case.
@@ -105,6 +107,10 @@ func fieldOf(name []byte) field {
 		return fieldContentType
 	case "x-data-parallel-rank":
 		return fieldRank
+	case "traceparent":
+		return fieldTraceparent
+	case "tracestate":
+		return fieldTracestate
 	}
 	switch known := string(known); {
 	case strings.HasPrefix(known, "access-control-"):
@@ -183,13 +189,15 @@ type requestHead struct {
 	// x-inferrail-priority. budgetTwice: there are two of different values.
 	budget, priority []byte
 	budgetTwice      bool
+	// traceparent is nil where there is none, or more than one.
+	traceparent []byte
 }
 
 // read checks and fills h from the field lines raw. why is not empty when the
 // request must be refused.
 func (h *requestHead) read(raw []byte) (why string) {
 	*h = requestHead{raw: raw}
-	lengths, encodings := 0, 0
+	lengths, encodings, parents := 0, 0, 0
 	for f := (fields{rest: raw}); f.next(); {
 		if bytes.IndexByte(f.name, ' ') >= 0 {
 			return fmt.Sprintf("the field name %q holds a space", f.name)
@@ -228,7 +236,13 @@ func (h *requestHead) read(raw []byte) (why string) {
 			}
 		case fieldPriority:
 			h.priority = f.value
+		case fieldTraceparent:
+			h.traceparent = f.value
+			parents++
 		}
+	}
+	if parents > 1 {
+		h.traceparent = nil
 	}
 	if lengths+encodings > 1 {
 		return "the request says more than once how long its body is"
@@ -257,6 +271,8 @@ type asEngine struct {
 	length         int // the body's
 	// hideKey: the client's key is the agent's own and stays here.
 	hideKey bool
+	// trace, if not nil, is what the engine's spans are to belong to: to its last attempt.
+	trace *Trace
 }
 
 // appendTo appends the head to be sent to an engine. A key that the replica
@@ -285,6 +301,14 @@ func (h *requestHead) appendTo(dst []byte, to asEngine) []byte {
 			if rank >= 0 {
 				continue
 			}
+		case fieldTraceparent:
+			if to.trace != nil {
+				continue
+			}
+		case fieldTracestate:
+			if to.trace != nil && to.trace.Parent == (SpanID{}) {
+				continue // it belongs to what was no traceparent
+			}
 		case fieldOther, fieldContentType, fieldContentEncoding, fieldCORS, fieldLimit:
 		default:
 			continue
@@ -300,6 +324,9 @@ func (h *requestHead) appendTo(dst []byte, to asEngine) []byte {
 	if rank >= 0 {
 		dst = append(dst, "X-data-parallel-rank: "...)
 		dst = append(strconv.AppendInt(dst, int64(rank), 10), crlf...)
+	}
+	if t := to.trace; t != nil {
+		dst = t.appendTraceparent(dst)
 	}
 	dst = appendField(dst, []byte("x-request-id"), to.id)
 	dst = append(dst, "Content-Length: "...)

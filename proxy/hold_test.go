@@ -32,7 +32,7 @@ func newHoldingRig(t *testing.T, engines int, tokensPerSecond float64) *holdingR
 }
 
 // slowly is how many tokens a second an engine computes in stories in which nothing
-// happens of itself: a prompt of 3,000 takes 5 minutes.
+// happens of itself: a prompt of 9,000 takes 15 minutes.
 const slowly = 10
 
 // ofSize is a request with a prompt of about so many tokens, of its own.
@@ -70,7 +70,7 @@ func (r *holdingRig) measured() int {
 func (r *holdingRig) busy() (cs []*client) {
 	r.t.Helper()
 	for i := range r.replicas {
-		cs = append(cs, r.asks(0, fmt.Sprint("busy", i), 3000))
+		cs = append(cs, r.asks(0, fmt.Sprint("busy", i), 9000))
 		eventually(r.t.(*testing.T), 20*time.Second, "the engine has it", func() bool { return len(r.order()) == i+1 })
 	}
 	return cs
@@ -91,7 +91,7 @@ func TestHold(t *testing.T) {
 	t.Run("nobody while all that there is fits into a step", func(t *testing.T) {
 		r := newHoldingRig(t, 1, slowly)
 		for i := range 4 {
-			r.asks(0, fmt.Sprint(i), 300)
+			r.asks(0, fmt.Sprint(i), 1000)
 			eventually(t, 20*time.Second, "the engine has it", func() bool { return len(r.order()) == i+1 })
 		}
 		r.serves("0", "1", "2", "3")
@@ -99,7 +99,7 @@ func TestHold(t *testing.T) {
 	t.Run("the shortest first, one at a time", func(t *testing.T) {
 		r := newHoldingRig(t, 1, slowly)
 		cs := r.busy()
-		cs = append(cs, r.asks(1, "long", 9000), r.asks(2, "short", 3000), r.asks(3, "middle", 5000))
+		cs = append(cs, r.asks(1, "long", 27000), r.asks(2, "short", 9000), r.asks(3, "middle", 15000))
 		for i, id := range []string{"busy0", "short", "middle", "long"} {
 			eventually(t, 20*time.Second, id+" is served", func() bool { return len(r.order()) == i+1 && r.order()[i] == id })
 			r.holds(int64(3 - i))
@@ -113,10 +113,10 @@ func TestHold(t *testing.T) {
 		r := newHoldingRig(t, 2, slowly)
 		both := r.replicas
 		r.change(func(m *Model) { m.Replicas = both[:1] })
-		r.asks(0, "busy", 3000)
+		r.asks(0, "busy", 9000)
 		eventually(t, 20*time.Second, "the engine has it", func() bool { return len(r.order()) == 1 })
-		r.asks(1, "long", 5000)
-		r.asks(2, "short", 3000)
+		r.asks(1, "long", 15000)
+		r.asks(2, "short", 9000)
 		r.change(func(m *Model) { m.Replicas = both })
 		r.holds(1)
 		r.serves("busy", "short", "long")
@@ -128,23 +128,23 @@ func TestHold(t *testing.T) {
 		gold.Class = "interactive"
 		r.s.SetAccess(NewAccess([]*Key{key("a", policy.Rates{}), key("b", policy.Rates{}), gold}, nil))
 		as := func(key string) string { return "Authorization: Bearer " + key + "\r\n" }
-		r.asks(0, "busy", 3000, as("A"))
+		r.asks(0, "busy", 9000, as("A"))
 		eventually(t, 20*time.Second, "the engine has it", func() bool { return len(r.order()) == 1 })
-		r.asks(1, "a1", 3000, as("A"))
-		r.asks(2, "batch", 2500, as("B"), "X-Inferrail-Priority: batch\r\n")
-		r.asks(3, "a2", 3000, as("A"))
-		r.asks(4, "b1", 9000, as("B"))
-		r.asks(5, "interactive", 9000, as("GOLD"))
+		r.asks(1, "a1", 9000, as("A"))
+		r.asks(2, "batch", 8500, as("B"), "X-Inferrail-Priority: batch\r\n")
+		r.asks(3, "a2", 9000, as("A"))
+		r.asks(4, "b1", 27000, as("B"))
+		r.asks(5, "interactive", 27000, as("GOLD"))
 		r.serves("busy", "interactive", "a1", "a2", "b1", "batch")
 	})
 	t.Run("a client leaves", func(t *testing.T) {
 		r := newHoldingRig(t, 1, slowly)
 		r.busy()
-		a := r.asks(1, "a", 3000)
-		r.asks(2, "b", 5000)
+		a := r.asks(1, "a", 9000)
+		r.asks(2, "b", 15000)
 		a.Close()
 		r.holds(1)
-		if work, want := r.state().held.worked(), 500*time.Second; work < want-50*time.Second || work > want+50*time.Second {
+		if work, want := r.state().held.worked(), 1500*time.Second; work < want-150*time.Second || work > want+150*time.Second {
 			t.Errorf("those that are held take %v, want about %v", work, want)
 		}
 		r.serves("busy0", "b")
@@ -153,7 +153,7 @@ func TestHold(t *testing.T) {
 		r := newHoldingRig(t, 1, slowly)
 		r.busy()
 		r.s.SetLimits(Limits{RequestTimeout: 60 * time.Millisecond})
-		r.dial().sends(ofSize("a", 3000)).expects(503, "turn did not come in time")
+		r.dial().sends(ofSize("a", 9000)).expects(503, "turn did not come in time")
 		r.holds(0)
 		if r.state().held.worked() != 0 {
 			t.Error("it still counts")
@@ -162,8 +162,8 @@ func TestHold(t *testing.T) {
 	t.Run("whose budget would be over", func(t *testing.T) {
 		r := newHoldingRig(t, 1, slowly)
 		r.busy()
-		r.asks(1, "patient", 3000)
-		r.asks(1, "late", 3000, "x-inferrail-budget-ms: 1000\r\n")
+		r.asks(1, "patient", 9000)
+		r.asks(1, "late", 9000, "x-inferrail-budget-ms: 1000\r\n")
 		eventually(t, 20*time.Second, "it is sent at once", func() bool { return slices.Equal(r.order(), []string{"busy0", "late"}) })
 	})
 	t.Run("for as long as was foretold, when nothing is heard of engines", func(t *testing.T) {
@@ -183,10 +183,10 @@ func TestHold(t *testing.T) {
 		r := newHoldingRig(t, 2, slowly)
 		both := r.replicas
 		r.change(func(m *Model) { m.Replicas = both[:1] })
-		r.asks(0, "first", 3000)
+		r.asks(0, "first", 9000)
 		eventually(t, 20*time.Second, "an engine has it", func() bool { return len(r.order()) == 1 })
 		r.change(func(m *Model) { m.Replicas = both[1:] })
-		c := r.asks(0, "second", 3000)
+		c := r.asks(0, "second", 9000)
 		eventually(t, 20*time.Second, "the other one has this one", func() bool { return len(r.order()) == 2 })
 		r.change(func(m *Model) { m.Replicas = both[:1] })
 		both[1].Evacuate()
@@ -201,7 +201,7 @@ func TestHold(t *testing.T) {
 		r := newHoldingRig(t, 2, slowly)
 		both := r.replicas
 		r.busy()
-		a := r.asks(1, "a", 3000)
+		a := r.asks(1, "a", 9000)
 		r.change(func(m *Model) { m.Replicas = both[:1] })
 		r.holds(1)
 		r.s.SetFleet(&Fleet{})
@@ -211,15 +211,15 @@ func TestHold(t *testing.T) {
 	t.Run("not any more", func(t *testing.T) {
 		r := newHoldingRig(t, 1, slowly)
 		r.busy()
-		r.asks(1, "a", 3000)
-		r.asks(2, "b", 3000)
+		r.asks(1, "a", 9000)
+		r.asks(2, "b", 9000)
 		r.change(func(m *Model) { m.Holding = policy.Holding{} })
 		r.holds(0)
 		eventually(t, 20*time.Second, "all are there", func() bool { return r.replicas[0].InFlight() == 3 })
 	})
 	t.Run("shutdown lets them finish", func(t *testing.T) {
 		r := newHoldingRig(t, 1, slowly)
-		c, a := r.busy()[0], r.asks(1, "a", 3000)
+		c, a := r.busy()[0], r.asks(1, "a", 9000)
 		done := make(chan error)
 		go func() { done <- r.shutdown(20 * time.Second) }()
 		eventually(t, 20*time.Second, "it drains", r.s.draining.Load)
@@ -233,7 +233,7 @@ func TestHold(t *testing.T) {
 	t.Run("shutdown cuts them", func(t *testing.T) {
 		r := newHoldingRig(t, 1, slowly)
 		r.busy()
-		a := r.asks(1, "a", 3000)
+		a := r.asks(1, "a", 9000)
 		done := make(chan error)
 		go func() { done <- r.shutdown(50 * time.Millisecond) }()
 		a.expects(503, "stopping")
@@ -243,11 +243,11 @@ func TestHold(t *testing.T) {
 		r := newHoldingRig(t, 1, slowly)
 		r.replicas[0].SetBounds(2, 0)
 		cs := r.busy()
-		cs = append(cs, r.asks(1, "a", 3000))
-		r.dial().sends(ofSize("b", 3000)).expects(503, "as many requests as it may")
+		cs = append(cs, r.asks(1, "a", 9000))
+		r.dial().sends(ofSize("b", 9000)).expects(503, "as many requests as it may")
 		r.replicas[0].SetBounds(2, 1)
-		cs = append(cs, r.asks(2, "c", 3000))
-		r.dial().sends(ofSize("d", 3000)).expects(503, "as many requests as it may")
+		cs = append(cs, r.asks(2, "c", 9000))
+		r.dial().sends(ofSize("d", 9000)).expects(503, "as many requests as it may")
 		r.places(1, 0)
 		r.serves("busy0", "a", "c")
 		for _, c := range cs {
@@ -271,7 +271,7 @@ func TestHold(t *testing.T) {
 		r := newHoldingRig(t, 1, slowly)
 		r.replicas[0].SetBounds(2, 5)
 		r.busy()
-		r.asks(1, "a", 3000)
+		r.asks(1, "a", 9000)
 		r.replicas[0].SetBounds(1, 5)
 		r.s.rooms.call()
 		r.holds(0)
@@ -281,14 +281,14 @@ func TestHold(t *testing.T) {
 	t.Run("what admission is told of", func(t *testing.T) {
 		r := newHoldingRig(t, 1, slowly)
 		r.busy()
-		r.asks(1, "a", 3000) // 300 s behind 300 s
+		r.asks(1, "a", 9000) // 900 s behind 900 s
 		r.change(func(m *Model) { m.Admission = policy.NewAdmission(policy.AdmissionRules{Mode: policy.Absolute}) })
 		refused := func(ms string) {
 			t.Helper()
-			r.dial().sends(ofSize("b", 3000, "x-inferrail-budget-ms: "+ms+"\r\n")).expects(503, "take longer")
+			r.dial().sends(ofSize("b", 9000, "x-inferrail-budget-ms: "+ms+"\r\n")).expects(503, "take longer")
 		}
-		refused("700000")
-		r.asks(2, "c", 3000, "x-inferrail-budget-ms: 1200000\r\n")
+		refused("2100000")
+		r.asks(2, "c", 9000, "x-inferrail-budget-ms: 3600000\r\n")
 	})
 	t.Run("what is told of it", func(t *testing.T) {
 		r := newHoldingRig(t, 1, slowly)
@@ -296,7 +296,7 @@ func TestHold(t *testing.T) {
 		r.s.SetDecisions(log, DecisionsWanted{Sample: 1})
 		explain := func() *Decision {
 			t.Helper()
-			d, err := r.s.Explain("/v1/chat/completions", nil, []byte(`{"model":"m","messages":[{"role":"user","content":"`+strings.Repeat(" abc", 3000)+`"}]}`))
+			d, err := r.s.Explain("/v1/chat/completions", nil, []byte(`{"model":"m","messages":[{"role":"user","content":"`+strings.Repeat(" abc", 9000)+`"}]}`))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -306,7 +306,7 @@ func TestHold(t *testing.T) {
 			t.Errorf("before: %+v", d)
 		}
 		r.busy()
-		r.asks(1, "a", 3000)
+		r.asks(1, "a", 9000)
 		if n := r.state().Held(); n != 1 {
 			t.Errorf("%d are held", n)
 		}
@@ -395,7 +395,7 @@ func TestHoldUnderRaces(t *testing.T) {
 			rng := rand.New(rand.NewPCG(uint64(i), 1))
 			for k := range 12 {
 				c := r.dial()
-				c.send(ofSize(fmt.Sprint(i, "-", k), 100+rng.IntN(8000)))
+				c.send(ofSize(fmt.Sprint(i, "-", k), 100+rng.IntN(20_000)))
 				asked.Add(1)
 				if state.Held() > 0 {
 					held.Add(1)

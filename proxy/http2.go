@@ -27,7 +27,7 @@ const earlyBody = 16 << 10
 func (s *Server) loopTransport() *http.Transport {
 	t := &http.Transport{
 		DialContext: func(context.Context, string, string) (net.Conn, error) {
-			end, err := s.pair("http2", true, nil)
+			end, err := s.pair("http2", true, nil, nil)
 			if err != nil {
 				return nil, &pairError{err}
 			}
@@ -69,6 +69,14 @@ func newHTTP2Proxy(s *Server) *http2Proxy {
 			r.Out.Header = r.In.Header.Clone()
 			r.Out.URL.Scheme, r.Out.URL.Host = "http", "loop"
 			r.Out.URL.RawQuery = r.In.URL.RawQuery
+			delete(r.Out.Header, streamField)
+			if s.traces.Load() != nil {
+				how := streamClear
+				if r.In.TLS != nil {
+					how = streamTLS
+				}
+				r.Out.Header[streamField] = []string{how + " " + r.In.RemoteAddr}
+			}
 			if n := r.In.ContentLength; (n < 0 || n > earlyBody) && r.In.Header["Expect"] == nil {
 				// What the loop refuses by its head alone is not read.
 				r.Out.Header.Set("Expect", "100-continue")

@@ -46,6 +46,7 @@ type stats struct {
 	predictedTime    *prometheus.HistogramVec // model
 	predictionRatio  *prometheus.HistogramVec // model
 	decisionsDropped prometheus.Counter
+	tracesDropped    prometheus.Counter
 }
 
 // TierCount is how many responses went by one tier for one reason.
@@ -126,6 +127,8 @@ func newStats() *stats {
 		predictionRatio: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "inferrail_prediction_ratio",
 			Help:    "Time to first token as it was seen over what was predicted: above 1, it took longer.",
 			Buckets: []float64{.1, .25, .5, .67, .8, .9, 1, 1.1, 1.25, 1.5, 2, 4, 10}}, []string{"model"}),
+		tracesDropped: prometheus.NewCounter(prometheus.CounterOpts{Name: "inferrail_traces_dropped_total",
+			Help: "Traced requests whose spans were not sent, because others waited to be."}),
 		decisionsDropped: prometheus.NewCounter(prometheus.CounterOpts{Name: "inferrail_decision_log_dropped_total",
 			Help: "Decisions that were to be logged and were not, because the log was too slow."}),
 	}
@@ -210,9 +213,9 @@ func (s *stats) finished(x *exchange, f failure, u usage, known bool, now time.T
 	s.tiers[tier]++
 	s.mu.Unlock()
 
-	s.firstByte.WithLabelValues(model).Observe(x.ttfb.Seconds())
+	x.observe(s.firstByte.WithLabelValues(model), x.ttfb)
 	if f == none {
-		s.duration.WithLabelValues(model).Observe(now.Sub(x.began).Seconds())
+		x.observe(s.duration.WithLabelValues(model), now.Sub(x.began))
 	}
 	if x.status != 200 {
 		return
@@ -269,10 +272,20 @@ func (s *stats) overRate(key string, q *policy.Quotas) {
 	}
 }
 
-// sawFirstToken counts how long a client has waited for its first token.
-func (s *stats) sawFirstToken(model string, took time.Duration) {
+// sawFirstToken counts how long the client of x has waited for its first token.
+func (s *stats) sawFirstToken(x *exchange, took time.Duration) {
 	s.totals.firstTokens[latencyBucket(took)].Add(1)
-	s.firstToken.WithLabelValues(model).Observe(took.Seconds())
+	x.observe(s.firstToken.WithLabelValues(x.modelLabel()), took)
+}
+
+// observe tells a histogram how long something took, and with it the trace, if it is one
+// that a collector gets.
+func (x *exchange) observe(h prometheus.Observer, took time.Duration) {
+	if with, ok := h.(prometheus.ExemplarObserver); ok && x.trace != nil {
+		with.ObserveWithExemplar(took.Seconds(), prometheus.Labels{"trace_id": x.traceID()})
+		return
+	}
+	h.Observe(took.Seconds())
 }
 
 // cachedTokens counts what was predicted of a response's prompt beside what the
@@ -383,7 +396,7 @@ func (s *Server) Describe(ch chan<- *prometheus.Desc) {
 
 func (s *stats) vectors() []prometheus.Collector {
 	return []prometheus.Collector{s.requests, s.retries, s.tokens, s.keyRequests, s.keyTokens, s.limited, s.unknown, s.prompts, s.promptTime, s.cached, s.lookupTime, s.firstByte, s.duration,
-		s.heldTime, s.decisions, s.decisionTime, s.firstToken, s.observedTime, s.predictedTime, s.predictionRatio, s.decisionsDropped, s.admissions}
+		s.heldTime, s.decisions, s.decisionTime, s.firstToken, s.observedTime, s.predictedTime, s.predictionRatio, s.decisionsDropped, s.tracesDropped, s.admissions}
 }
 
 // Collect implements prometheus.Collector.

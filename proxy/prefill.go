@@ -41,7 +41,7 @@ func (x *exchange) firstToken(now time.Time) {
 	x.observed = took.Seconds()
 	waited := now.Sub(x.sent)
 	x.replica.lately.add(now, waited)
-	x.c.s.stats.sawFirstToken(x.modelLabel(), waited)
+	x.c.s.stats.sawFirstToken(x, waited)
 	// One that grants any time may have waited in line for as long as it took, behind
 	// those who do not.
 	if a := x.model.Admission; a != nil && x.budget > 0 {

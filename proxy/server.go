@@ -122,10 +122,12 @@ type Server struct {
 	cache atomic.Pointer[cache]
 	// decisionLog is nil as long as none is wanted.
 	decisionLog atomic.Pointer[decisionLog]
-	journal     journal
-	recent      recent
-	shards      []*shard
-	stats       *stats
+	// traces is nil as long as none are wanted.
+	traces  atomic.Pointer[traces]
+	journal journal
+	recent  recent
+	shards  []*shard
+	stats   *stats
 	// inside brings the requests of HTTP/2 streams to the loop; streams uses it.
 	inside  *http.Transport
 	streams *http2Proxy
@@ -457,6 +459,9 @@ func (s *Server) requestDone(x *exchange, f failure, u usage) {
 	}
 	args := []any{"request_id", string(x.id), "method", string(x.method), "path", string(x.path),
 		"status", x.status, "outcome", f.label(), "seconds", time.Since(x.began).Seconds()}
+	if id := x.traceID(); id != "" {
+		args = append(args, "trace_id", id)
+	}
 	if x.key != nil {
 		args = append(args, "key", x.key.Name)
 	}
@@ -493,6 +498,9 @@ func (s *Server) failed(x *exchange, f failure, cause error) {
 	}
 	if x.replica != nil {
 		args = append(args, "replica", x.replica.ID)
+	}
+	if id := x.traceID(); id != "" {
+		args = append(args, "trace_id", id)
 	}
 	if x.verdict != "" && f == overBudget {
 		args = append(args, "admission", x.verdict)

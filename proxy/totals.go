@@ -13,6 +13,7 @@ import (
 type totals struct {
 	finished, failed, refused, left, retried    atomic.Uint64
 	promptTokens, cachedTokens, generatedTokens atomic.Uint64
+	askedTokens, expectedTokens                 atomic.Uint64
 	firstTokens                                 [latencyBuckets]atomic.Uint64
 }
 
@@ -27,6 +28,10 @@ type Totals struct {
 	// PromptTokens and GeneratedTokens are as engines have told them when a response
 	// had ended, and CachedTokens those of the prompts that they had cached.
 	PromptTokens, CachedTokens, GeneratedTokens uint64
+	// AskedTokens are those of the prompts that were followed, of requests that are over,
+	// and ExpectedTokens those of them that were expected in the engine's cache: engines
+	// tell nothing of most streams.
+	AskedTokens, ExpectedTokens uint64
 	// FirstTokens are the times to first token.
 	FirstTokens Latencies
 }
@@ -96,6 +101,7 @@ func (s *Server) Totals() Totals {
 	out := Totals{
 		Finished: t.finished.Load(), Failed: t.failed.Load(), Refused: t.refused.Load(), Left: t.left.Load(), Retried: t.retried.Load(),
 		PromptTokens: t.promptTokens.Load(), CachedTokens: t.cachedTokens.Load(), GeneratedTokens: t.generatedTokens.Load(),
+		AskedTokens: t.askedTokens.Load(), ExpectedTokens: t.expectedTokens.Load(),
 	}
 	for i := range out.FirstTokens {
 		out.FirstTokens[i] = t.firstTokens[i].Load()

@@ -107,7 +107,7 @@ export class Chart {
         marks.push(svg("line", { x1: edge.left, x2: this.width - edge.right, y1: y, y2: y }),
           svg("text", { x: edge.left - 6, y: y + 4, "text-anchor": "end" }, this.format(v)));
       }
-      const step = span / 60 > 12 ? 300 : this.width < 260 ? 120 : 60;
+      const step = span / 60 > 12 ? 300 : this.width < 330 ? 120 : 60;
       for (let ago = 0; ago < span - step / 4; ago += step) {
         marks.push(svg("text", { x: this.x(ago), y: height - 5, "text-anchor": ago === 0 ? "end" : "middle" },
           ago === 0 ? "now" : `${ago / 60} min`));

@@ -21,7 +21,7 @@ const slowly = 3; // the panels are asked for at every third look
 
 const feed = new Feed();
 const drawer = new Drawer(feed);
-const fleet = new FleetTable((row) => drawer.open(row.id, () => replicaPages(row.id), (pages) => replica(fleet.rows.find((r) => r.id === row.id) ?? row, pages)));
+const fleet = new FleetTable((row) => drawer.open(row.id, () => replicaPages(row.id), (pages) => replica(fleet.rows.find((r) => r.id === row.id) ?? row, pages, overview.page.time)));
 const decisions = new DecisionList(openDecision);
 const shadows = new Panel("shadows", drawShadows), admission = new Panel("admission", drawAdmission), datapath = new Panel("datapath", drawDatapath);
 
@@ -29,33 +29,36 @@ const charts = new ChartGroup();
 for (const chart of [
   { title: "Time to first token", format: milliseconds, least: 10, lines: [{ name: "p50", look: "main", of: (p) => p.p50 }, { name: "p99", look: "second", of: (p) => p.p99 }] },
   { title: "Requests a second", format: rate, lines: [{ name: "ended", look: "main", of: (p) => p.requests }, { name: "failed", look: "second", of: (p) => p.failed }] },
-  { title: "Hit rate", format: percent, least: 1, most: 1, lines: [{ name: "of prompt tokens", look: "main", of: (p) => p.hit }] },
+  { title: "Hit rate", format: percent, least: 1, most: 1, lines: [{ name: "found", look: "main", of: (p) => p.hit }, { name: "expected", look: "second", of: (p) => p.expected }] },
   { title: "Tokens a second", format: rate, least: 10, lines: [{ name: "generated", look: "main", of: (p) => p.output }, { name: "prompts", look: "second", of: (p) => p.prompt }] },
 ]) new Chart(charts, byID("charts"), chart);
 
-// What is known of the agent. seen is when it has answered last, on this page's clock.
+// What is known of the agent. seen is when it was drawn last, on this page's clock, and
+// took how long it took until then.
 const overview = new Overview();
-let seen = null, trouble = "", looks = 0, wait = pause, timer = null, looking = false;
+let seen = null, took = 0, trouble = "", looks = 0, wait = pause, timer = null, looking = false;
 
 async function look() {
-  if (document.hidden || looking) return;
+  if (document.hidden || looking || token.open) return;
   looking = true;
   clearTimeout(timer);
   const began = performance.now();
   try {
     const [page, made, ready] = await Promise.all([feed.json(overview.path()), feed.json(`debug/decisions?after=${decisions.seq}`), feed.text("readyz", [503])]);
-    seen = performance.now();
-    trouble = "";
     wait = pause;
     if (overview.take(page)) {
       // Of the one before nothing can be asked for any more, and what has come of this
       // one may be but the end.
       decisions.forget();
-      drawer.node.close();
+      if (drawer.source) drawer.node.close();
       looks = 0;
       wait = 0;
     } else decisions.take(made);
     draw(ready);
+    // Only what was drawn is as new as it says.
+    seen = performance.now();
+    took = seen - began;
+    trouble = "";
     if (looks++ % slowly === 0) await panels();
     await drawer.refresh();
   } catch (e) {
@@ -85,8 +88,13 @@ function fail(e) {
 
 async function panels() {
   await Promise.all([["debug/policy", [shadows, admission]], ["debug/datapath", [datapath]]].map(async ([path, drawn]) => {
-    const page = await feed.json(path);
-    for (const panel of drawn) panel.show(page);
+    try {
+      const page = await feed.json(path);
+      for (const panel of drawn) panel.show(page);
+    } catch (e) {
+      if (e.status === 401 || e.status === undefined) throw e;
+      for (const panel of drawn) panel.fail(e.message);
+    }
   }));
 }
 
@@ -154,7 +162,7 @@ function drawFigures(rows) {
 // answers or not, so that nothing old is ever taken for new.
 function drawFresh() {
   const since = seen === null ? null : performance.now() - seen;
-  const stale = since !== null && since > old || since === null && trouble !== "";
+  const stale = since !== null && since > Math.max(old, 5 * took) || since === null && trouble !== "";
   mark(byID("fresh"), "data-state", stale ? "stale" : since === null ? "waiting" : "live");
   write(byID("fresh-word"), stale ? (since === null ? "no answer" : `stale, ${age(since / 1000)} old`) : since === null ? "waiting for the agent" : "live");
   mark(document.body, "data-old", stale ? "" : null);

@@ -58,7 +58,7 @@ const columns = [
   { key: "model", name: "Model", width: 130, grow: 2, keep: 60, value: (r) => r.models[0] ?? null,
     draw: text((r) => r.models.length > 0 && `${short(r.models[0])}${r.models.length > 1 ? ` +${r.models.length - 1}` : ""}`, (r) => r.models.join("\n")) },
   { key: "engine", name: "Engine", width: 66, keep: 40, value: (r) => r.engine || null, draw: text((r) => r.engine) },
-  { key: "running", name: "Running", title: "Requests that the engine runs, of this agent and of others", width: 80, number: true, keep: 95, value: (r) => r.running,
+  { key: "running", name: "Running", title: "Requests that the engine runs, of this agent and of others; where it does not tell, those sent from here", width: 80, number: true, keep: 95, value: (r) => r.running,
     draw: text((r) => count(r.running)) },
   { key: "waiting", name: "Waiting", title: "Requests that wait in the engine, and here for it", width: 76, number: true, keep: 94, value: (r) => r.waiting,
     draw: text((r) => count(r.waiting)) },

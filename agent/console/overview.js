@@ -55,7 +55,7 @@ export class Overview {
       const of = (name) => number(row[column.get(name)]);
       return {
         ago: Math.max(0, at - row[0]), p50: of("first_token_p50_ms"), p99: of("first_token_p99_ms"),
-        requests: of("requests_per_s"), failed: of("failed_per_s"), refused: of("refused_per_s"), hit: of("hit_rate"), output: of("tokens_per_s"), prompt: of("prompt_tokens_per_s"),
+        requests: of("requests_per_s"), failed: of("failed_per_s"), refused: of("refused_per_s"), hit: of("hit_rate"), expected: of("expected_hit_rate"), output: of("tokens_per_s"), prompt: of("asked_tokens_per_s"),
       };
     });
   }
@@ -74,8 +74,12 @@ export class Overview {
     };
     // Percentiles have no mean.
     const last = (of) => points.map(of).findLast((v) => v !== null) ?? null;
-    const told = points.filter((p) => p.hit !== null && p.prompt > 0);
-    const hits = told.length > 0 ? told.reduce((n, p) => n + p.hit * p.prompt, 0) / told.reduce((n, p) => n + p.prompt, 0) : null;
+    // Engines tell nothing of most streams; then it is what was expected.
+    const hits = (of) => {
+      const told = points.filter((p) => of(p) !== null && p.prompt > 0);
+      return told.length > 0 ? told.reduce((n, p) => n + of(p) * p.prompt, 0) / told.reduce((n, p) => n + p.prompt, 0) : null;
+    };
+    const found = hits((p) => p.hit), expected = hits((p) => p.expected);
     const all = Object.values(page.states).reduce((a, b) => a + b, 0);
     return [
       ["Up", count(page.states.up), `of ${count(all)}`],
@@ -84,7 +88,7 @@ export class Overview {
       ["Waiting", count(page.waiting)],
       ["TTFT p50", milliseconds(last((p) => p.p50))],
       ["TTFT p99", milliseconds(last((p) => p.p99))],
-      ["Hit rate", percent(hits)],
+      ["Hit rate", percent(found ?? expected), found === null && expected !== null ? "expected" : ""],
       ["Generated", rate(mean((p) => p.output)), "tokens/s"],
     ];
   }

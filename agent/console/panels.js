@@ -1,19 +1,28 @@
 // The panels below the tables: policies and their shadows, admission, the datapath. Each
 // is drawn from one page of the agent, and only when that has changed.
 
-import { byID, el, facts, table } from "./element.js";
-import { count, milliseconds, percent, rate, signed } from "./number.js";
+import { byID, el, facts, table, write } from "./element.js";
+import { clock, count, milliseconds, percent, rate, signed } from "./number.js";
 
 // Panel redraws its body when what it is drawn from is another. What is open in it or
 // scrolled stays: the body is only replaced for new content.
 export class Panel {
   constructor(id, draw) {
     this.body = byID(id);
+    this.note = byID(`${id}-age`);
     this.draw = draw;
     this.last = "";
+    this.at = "";
+  }
+
+  // fail tells that the page could not be had, and how old what is shown is.
+  fail(why) {
+    write(this.note, this.at === "" ? why : `of ${this.at}: ${why}`);
   }
 
   show(page) {
+    this.at = clock(new Date());
+    write(this.note, "");
     const text = JSON.stringify(page);
     if (text === this.last) return;
     this.last = text;

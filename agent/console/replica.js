@@ -6,11 +6,11 @@ import { age, bytes, count, milliseconds, percent, rate, unknown } from "./numbe
 // replicaPages are what is asked for a replica.
 export function replicaPages(id) {
   const name = encodeURIComponent(id);
-  return ["debug/fleet", `debug/index?replica=${name}`, `debug/predictions?replica=${name}&limit=0`];
+  return [`debug/fleet?replica=${name}`, `debug/index?replica=${name}`, `debug/predictions?replica=${name}&limit=0`];
 }
 
-// replica draws a row of the fleet's table and these pages.
-export function replica(row, [fleet, index, predictions]) {
+// replica draws a row of the fleet's table and these pages, at a time of the agent.
+export function replica(row, [fleet, index, predictions], now) {
   const r = fleet.replicas.find((x) => x.id === row.id);
   if (!r) return [el("p", { class: "verdict" }, "It has left the fleet.")];
   const load = r.load, cache = r.kv_cache;
@@ -54,7 +54,7 @@ export function replica(row, [fleet, index, predictions]) {
     const e = s.events;
     parts.push(el("h3", null, "KV cache"), facts([
       ["Known", `${s.state}${s.why ? `: ${s.why}` : ""}`],
-      ["For", age((Date.now() - new Date(s.since)) / 1000)],
+      ["For", age((new Date(now) - new Date(s.since)) / 1000)],
       ["Model", s.model],
       ["Rank", s.rank > 0 ? String(s.rank) : null],
       ["Capacity", s.capacity > 0 ? `${count(s.capacity)} blocks of ${count(s.block_size)} tokens` : null],

@@ -110,6 +110,7 @@ const (
 
 // TestConsole drives the web console of an agent with simulated engines in a browser.
 func TestConsole(t *testing.T) {
+	t.Parallel() // it waits more than it computes
 	node, chromium := need(t, "node"), browser(t)
 	modules := consoleModules(t, node)
 

@@ -156,7 +156,7 @@ func TestVirtualTimeAndHTTPAgree(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"round_robin", "cost_model"} {
-		fleet := virtual.Fleet{Events: true, EventLag: time.Millisecond, Lag: 250 * time.Microsecond}
+		fleet := virtual.Fleet{Events: true, EventLag: time.Millisecond, Lag: 250 * time.Microsecond, Hold: 50 * time.Millisecond}
 		for i := range replicas {
 			one := engine
 			one.Seed = uint64(i)

@@ -292,7 +292,7 @@ func TestPredictedIsCached(t *testing.T) {
 func (f *cacheFleet) hear(id string) {
 	f.Helper()
 	told := f.engines[id].Published(0)
-	for end := time.Now().Add(5*time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		if e := f.slots()[id].Events; e == nil || e.Next >= told {
 			return
 		}

@@ -51,6 +51,7 @@ var onlyIn = []struct {
 	{path: "github.com/alecthomas/kong", folders: []string{"cmd"}},
 	{path: "github.com/modelcontextprotocol/go-sdk", folders: []string{"cmd"}},
 	{path: "github.com/miekg/dns", folders: []string{"agent"}},
+	{path: "go.opentelemetry.io", folders: []string{"agent"}},
 	{path: "k8s.io", folders: []string{"agent"}, tests: []string{"deploy"}},
 	{path: "github.com/zeebo/xxh3", folders: []string{"index", "proxy"}},
 	{path: "github.com/vishvananda/netlink", folders: []string{"agent", "bench"}, tests: []string{"bpf", "cmd"}},

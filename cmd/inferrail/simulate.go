@@ -48,7 +48,7 @@ type simulateCommand struct {
 	Throttle []string      `name:"throttle" placeholder:"ENGINE:FACTOR:FROM:UNTIL" help:"Make an engine so many times slower for a while (0:8:60s:120s), repeatable; without UNTIL for good."`
 	Slow     []string      `name:"slow" placeholder:"ENGINE:FACTOR" help:"Make an engine so many times slower from the beginning on, repeatable."`
 
-	Hold time.Duration `name:"hold" default:"0s" help:"Agents hold requests back until a replica has less than so much work before it (100ms), and send the shortest first; 0 sends each at once."`
+	Hold time.Duration `name:"hold" default:"50ms" help:"With cost_model, agents hold requests back until a replica has less than so much work before it, and send the shortest first; 0s sends each at once."`
 
 	Admission string        `name:"admission" placeholder:"MODE" help:"Refuse requests: rank_only, empirical or absolute. Default: take all."`
 	Budget    time.Duration `name:"budget" default:"0s" help:"Time to first token that each request grants; 0 is any."`
@@ -213,7 +213,6 @@ func (c *simulateCommand) plan() (*virtual.Plan, error) {
 	bad(c.Lag < 0 || c.EventLag < 0, "--lag and --event-lag must not be negative, got %v and %v", c.Lag, c.EventLag)
 	bad(c.Budget < 0, "--budget must not be negative, got %v", c.Budget)
 	bad(c.Hold < 0, "--hold must not be negative, got %v", c.Hold)
-	bad(c.Hold > 0 && c.Admission != "", "--hold and --admission exclude each other")
 	bad(c.Queue < 0, "--queue must not be negative, got %d", c.Queue)
 	bad(c.SLOTTFT < 0 || c.SLOTPOT < 0, "--slo-ttft and --slo-tpot must not be negative, got %v and %v", c.SLOTTFT, c.SLOTPOT)
 	bad(c.FindCapacity && c.SLOTTFT == 0 && c.SLOTPOT == 0, "--find-capacity needs --slo-ttft or --slo-tpot")

@@ -29,7 +29,8 @@ type agent struct {
 	// admission is nil when all are taken.
 	admission *policy.Admission
 	room      policy.Queue[*visit]
-	// held are the requests that wait by the rule of holding until a replica is free,
+	// held are the requests that were taken and wait by the rule of holding until a
+	// replica is free,
 	// and heldWork how many seconds they take. They are looked at again at releases.
 	holding  policy.Holding
 	held     policy.Queue[*visit]
@@ -74,7 +75,7 @@ func newAgent(r *run, number int, p policy.Policy, seed uint64) (*agent, error) 
 		looks: make([]index.Lookup, len(r.sizes)), prompts: make([]index.Prompt, len(r.sizes)),
 	}
 	_, a.learns = p.(*policy.NLMS)
-	a.holding.Lead = r.fleet.Hold.Seconds()
+	a.holding = policy.Holding{Lead: r.fleet.Hold.Seconds()}.With(p)
 	if r.fleet.Admission.Mode != "" {
 		mode, err := policy.ParseAdmissionMode(r.fleet.Admission.Mode)
 		if err != nil {
@@ -111,35 +112,35 @@ func (a *agent) believe(i int, why string) {
 	}
 }
 
-// ask takes a request: to an engine, into the room, or not at all.
+// ask takes a request: to an engine, to be held back, into the room, or not at all.
 func (a *agent) ask(v *visit) {
 	v.agent = a
-	if a.holding.Holds() {
-		a.hold(v)
-		return
-	}
-	if a.room.Len() > 0 {
-		a.wait(v)
-		return
-	}
-	if !a.try(v) {
+	if a.room.Len() > 0 || !a.try(v) {
 		a.wait(v)
 	}
 }
 
-// try chooses a replica for the request and sends it there, unless it is refused.
+// try chooses a replica for the request and sends it there, or holds it, unless it is
+// refused.
 func (a *agent) try(v *visit) bool {
 	now := a.run.clock()
 	a.describe(v, now)
-	c := &a.candidates[v.choice]
+	hold, ahead := a.mustHold(), 0.0
+	if hold {
+		ahead = a.heldAhead()
+	}
 	if a.admission != nil && v.taken.IsZero() {
-		budget := a.run.fleet.Admission.Budget
-		if a.admission.Admit(now, seconds(v.expected), seconds(c.Wait), budget).Refuse {
+		wait, budget := a.candidates[v.choice].Wait+ahead, a.run.fleet.Admission.Budget
+		if a.admission.Admit(now, seconds(v.expected+ahead), seconds(wait), budget).Refuse {
 			return false
 		}
 	}
 	v.taken = now
-	a.send(v, now)
+	if hold {
+		a.hold(v)
+	} else {
+		a.send(v, now)
+	}
 	return true
 }
 
@@ -359,9 +360,8 @@ func (a *agent) report(i int, e *simulator.Engine, now time.Time) {
 	s.standing.SetLoad(told)
 }
 
-// expire lets the index give up what engines should have told, and shares speeds.
+// expire lets the index give up what engines should have told.
 func (a *agent) expire(now time.Time) {
-	policy.ShareSpeeds(a.peers, now)
 	for _, i := range a.index.Expire(now) {
 		a.believe(i, index.Silent)
 	}

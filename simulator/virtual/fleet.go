@@ -31,9 +31,8 @@ type Fleet struct {
 	EventLag time.Duration
 	// Lag is how long everything takes from an agent to an engine, and back.
 	Lag time.Duration
-	// Hold is how much work a replica has before it, in time, when its agent sends it
-	// more: until then requests are held, and the shortest goes first. 0 sends all at
-	// once. It excludes Admission.
+	// Hold is the lead of policy.Holding, by which agents hold requests back, where the
+	// policy is one that they are held back with; 0 sends all at once.
 	Hold time.Duration
 	// Admission decides what is taken, as an agent is configured to; Budget is the
 	// time to first token that a request is granted, 0 for any.
@@ -66,9 +65,6 @@ func (a *Admission) Check() error {
 func (f *Fleet) configs() ([]simulator.Config, error) {
 	if len(f.Engines) == 0 {
 		return nil, errors.New("a fleet has at least one replica")
-	}
-	if f.Hold > 0 && f.Admission.Mode != "" {
-		return nil, errors.New("a fleet that holds requests back takes them all: leave out one of hold and admission")
 	}
 	list := make([]simulator.Config, len(f.Engines))
 	for i, c := range f.Engines {

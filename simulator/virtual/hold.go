@@ -7,19 +7,23 @@ import (
 	"github.com/inferrail/inferrail/policy"
 )
 
-// hold takes a request, which is sent when a replica is free for it. That may be at once.
-func (a *agent) hold(v *visit) {
-	now := a.run.clock()
-	a.describe(v, now)
-	free, least := false, float64(policy.MostTTFT)
-	for i := range a.candidates {
-		free = free || a.holding.Free(&a.candidates[i])
-		least = min(least, a.prefill(v, i))
+// mustHold reports that the request that the candidates were described for is to be held
+// back: others are, or every candidate has enough before it.
+func (a *agent) mustHold() bool {
+	if !a.holding.Holds() {
+		return false
 	}
-	if a.held.Len() == 0 && free {
-		v.taken = now
-		a.send(v, now)
-		return
+	return a.held.Len() > 0 || !slices.ContainsFunc(a.candidates, func(c policy.Candidate) bool { return a.holding.Free(&c) })
+}
+
+// heldAhead is how many seconds those that are held keep each replica busy.
+func (a *agent) heldAhead() float64 { return a.heldWork / float64(len(a.slots)) }
+
+// hold holds back a request, for which a replica was chosen, until one is free.
+func (a *agent) hold(v *visit) {
+	least := float64(policy.MostTTFT)
+	for i := range a.candidates {
+		least = min(least, a.prefill(v, i))
 	}
 	// It is looked up again when it is sent.
 	v.prompts = slices.Clone(a.prompts)
@@ -27,10 +31,10 @@ func (a *agent) hold(v *visit) {
 		p := &v.prompts[i]
 		p.Chain = slices.Clone(p.Chain)
 	}
-	foretold := a.candidates[v.choice].Wait + a.heldWork/float64(len(a.slots))
+	foretold := a.candidates[v.choice].Wait + a.heldAhead()
 	v.prefill = least
-	v.ticket = policy.Ticket[*visit]{Value: v, Tokens: len(v.seq.Prompt), Key: a.holding.Key(a.run.now.Seconds(), least)}
-	a.held.Push(&v.ticket)
+	v.heldAs = policy.Ticket[*visit]{Value: v, Tokens: len(v.seq.Prompt), Key: a.holding.Key(v.came.Sub(start).Seconds(), least)}
+	a.held.Push(&v.heldAs)
 	a.heldWork += least
 	a.run.after(seconds(a.holding.Longest(foretold, least)), note{kind: noteHeld, visit: v})
 	a.release()
@@ -64,13 +68,13 @@ func (a *agent) release() {
 // let sends one that is held.
 func (a *agent) let(v *visit) {
 	now := a.run.clock()
-	a.held.Take(&v.ticket)
+	a.held.Take(&v.heldAs)
 	a.heldWork -= v.prefill
 	if a.held.Len() == 0 {
 		a.heldWork = 0 // not what rounding leaves
 	}
 	a.describe(v, now)
-	v.prompts, v.taken = nil, now
+	v.prompts = nil
 	v.expected += now.Sub(v.came).Seconds()
 	a.send(v, now)
 }

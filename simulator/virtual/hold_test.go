@@ -64,6 +64,34 @@ func TestHoldShortestFirst(t *testing.T) {
 	}
 }
 
+// What is held was taken before: requests that admission refuses wait beside it, and come
+// to be held or are refused. Nobody is lost.
+func TestHoldAdmission(t *testing.T) {
+	w := &workload.Workload{Name: "crowd"}
+	for i := range 300 {
+		w.Requests = append(w.Requests, workload.Request{At: time.Duration(i) * 50 * time.Millisecond, Parts: []workload.Part{{ID: uint64(i + 1), Tokens: 500 + 7919*i%6000}}, Output: 5})
+	}
+	s := &scene{workload: w, policy: policy.NewCostModel(), fleet: Fleet{
+		Engines: []simulator.Config{reference(), reference()}, Hold: 50 * time.Millisecond,
+		Admission: Admission{Mode: "absolute", Budget: 2 * time.Second, Queue: 5, Timeout: time.Second},
+	}}
+	served, refused := 0, 0
+	for i, r := range s.serve(t).Records {
+		switch {
+		case r.Failure == workload.Refused && r.First == 0:
+			refused++
+		case r.Failure == "" && r.First > r.Sent && r.End >= r.First:
+			served++
+		default:
+			t.Errorf("request %d: %+v", i, r)
+		}
+	}
+	// Both together do a good two thirds of what is asked.
+	if served < 150 || refused < 30 {
+		t.Errorf("%d are served, %d refused", served, refused)
+	}
+}
+
 // Holding brings the mean nearer to the bound on recorded conversations, and costs the
 // slowest nothing. On the synthetic trace it is within noise.
 func TestHoldNearBound(t *testing.T) {
@@ -88,6 +116,6 @@ func TestHoldNearBound(t *testing.T) {
 		}
 	}
 	conversation := readPacked(t, "conversation")
-	f(conversation, 1.17)
-	f(conversation.Faster(1.8), 1.225)
+	f(conversation, 1.18)
+	f(conversation.Faster(1.8), 1.235)
 }

@@ -22,7 +22,7 @@ const (
 	// reportsAge how long one is used: as an agent is configured by default.
 	reports    = 100 * time.Millisecond
 	reportsAge = 250 * time.Millisecond
-	// expires is how often the index is told to expire, and speeds are shared.
+	// expires is how often the index is told to expire.
 	expires = time.Second
 )
 
@@ -80,7 +80,7 @@ type run struct {
 	engines []*simulator.Engine
 	configs []simulator.Config // of the engines
 	// due are the engines that have something to do, the next first, and asked those
-	// with requests, or with some at the last report.
+	// with requests, or with some at the last report, or of which an agent thinks so.
 	due   dueEngines
 	asked []bool
 	// sizes are the sizes of blocks, and sizeOf which of them each engine has; keys
@@ -109,8 +109,9 @@ type visit struct {
 	claim   index.Claim
 	ticket  policy.Ticket[*visit]
 
-	// prompts are its chains while it is held, by size of blocks, and prefill how many
-	// seconds it takes where it takes least.
+	// While it is held it has a place among those that are, prompts are its chains by
+	// size of blocks, and prefill is how many seconds it takes where it takes least.
+	heldAs  policy.Ticket[*visit]
 	prompts []index.Prompt
 	prefill float64
 
@@ -195,8 +196,11 @@ func newRun(f *Fleet, w *workload.Workload, p policy.Policy, o Options) (*run, e
 	return r, nil
 }
 
+// start is when a run begins as the agent's code has it.
+var start = time.Unix(1_700_000_000, 0)
+
 // clock is now as the agent's code has it.
-func (r *run) clock() time.Time { return time.Unix(1_700_000_000, 0).Add(r.now) }
+func (r *run) clock() time.Time { return start.Add(r.now) }
 
 // after lets n happen in a while.
 func (r *run) after(d time.Duration, n note) {
@@ -307,7 +311,7 @@ func (r *run) happen(n *note) {
 			n.agent.tick()
 		}
 	case noteHeld:
-		if n.visit.ticket.Queued() {
+		if n.visit.heldAs.Queued() {
 			n.visit.agent.let(n.visit)
 		}
 	case noteRelease:
@@ -370,7 +374,7 @@ func (r *run) settle(i int) {
 }
 
 // report lets the engines that have something to do tell of it, and those that had
-// until now.
+// until now. Speeds are shared then, as often as an agent does.
 func (r *run) report() {
 	now := r.clock()
 	for i, asked := range r.asked {
@@ -383,7 +387,15 @@ func (r *run) report() {
 		}
 		l := e.Load(r.now)
 		r.asked[i] = l.Running+l.Waiting > 0
+		for _, a := range r.agents {
+			// What others had there fades from report to report, and must not stay.
+			others, _ := a.slots[i].standing.Load().Foreign()
+			r.asked[i] = r.asked[i] || others > 0
+		}
 		r.settle(i)
+	}
+	for _, a := range r.agents {
+		policy.ShareSpeeds(a.peers, now)
 	}
 }
 

@@ -146,11 +146,9 @@ func (o ReadOptions) Parse(from io.Reader, name string) (*Workload, error) {
 	r, err := unpacked(from)
 	var w *Workload
 	if err == nil {
-		if _, err = r.Peek(1); err == io.EOF {
-			err = errors.New("the file is empty")
+		if _, empty := r.Peek(1); empty == io.EOF {
+			return nil, fmt.Errorf("%s: the file is empty", name)
 		}
-	}
-	if err == nil {
 		w, err = o.read(r)
 	}
 	if err != nil {
