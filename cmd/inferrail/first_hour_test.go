@@ -29,6 +29,7 @@ var leftOut = map[string]string{
 	"helm":               "there is no cluster; the chart is rendered and checked in package deploy",
 	"TOKEN=":             "it is for the commands of kubectl and helm around it",
 	"curl 127.0.0.1:909": "it goes through kubectl's forwarded port",
+	"curl -X ":           "it asks an engine of the compose file",
 	"docker":             "there is no container runtime; the files are checked in package deploy",
 	"systemctl":          "there is no service manager; the unit is checked in package deploy",
 	"journalctl":         "there is no service manager",
