@@ -101,7 +101,7 @@ func Start(ctx context.Context, cfg Config, log *slog.Logger) (_ *Agent, err err
 	if a.datapath.Joiner() == nil {
 		a.proxy.CopyReason = a.datapath.word()
 	}
-	if a.fleet, err = startFleet(&cfg, log, a.proxy.SetFleet, a.datapath.Engines); err != nil {
+	if a.fleet, err = startFleet(&cfg, log, a.proxy.Instance(), a.proxy.SetFleet, a.datapath.Engines); err != nil {
 		return nil, err
 	}
 	a.proxy.SetPrompts(a.fleet.prompts.pool, a.fleet.prompts)

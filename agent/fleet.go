@@ -33,6 +33,7 @@ type fleet struct {
 	client    *http.Client
 	publish   func(*proxy.Fleet)
 	engines   func([]netip.AddrPort)
+	self      string // proxy.Server.Instance of this agent
 	discovery *discovery
 	prompts   *prompts
 	// index knows what the members' engines hold.
@@ -67,9 +68,10 @@ type fleet struct {
 
 // startFleet starts to look for engines and to watch them. It returns after
 // each source was asked once, and each of those it had found in time was
-// checked once.
-func startFleet(cfg *Config, log *slog.Logger, publish func(*proxy.Fleet), engines func([]netip.AddrPort)) (*fleet, error) {
+// checked once. self is proxy.Server.Instance of this agent.
+func startFleet(cfg *Config, log *slog.Logger, self string, publish func(*proxy.Fleet), engines func([]netip.AddrPort)) (*fleet, error) {
 	f := newFleet(cfg, log, publish, engines)
+	f.self = self
 	if file := cfg.Index.Snapshot; file != "" {
 		f.load(file, int64(cfg.Index.MaxBytes)+leastIndex, time.Now())
 	}

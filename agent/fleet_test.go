@@ -1023,3 +1023,37 @@ func TestModelsThatCannotBeListed(t *testing.T) {
 	f("no such page", 200, 404, false)
 	f("an engine without a health page", 404, 500, false)
 }
+
+// A selector or a name that finds agents, this one among them, sends no request round
+// in circles; an agent that is configured as a replica is one.
+func TestAgentsAreNoEngines(t *testing.T) {
+	inner := startAgent(t, testConfig(startEngine(t, 0, "m")))
+	defer stopped(t, inner)
+	outer := startAgent(t, testConfig(startEngine(t, 0, "other")))
+	defer stopped(t, outer)
+	replica := func(id string, a *Agent, source string) finding {
+		return finding{ReplicaConfig: ReplicaConfig{ID: id, URL: "http://" + a.Addr().String()}, source: source}
+	}
+	f := func(r finding, state, why string) {
+		t.Helper()
+		outer.fleet.mu.Lock()
+		static := outer.fleet.wanted[0]
+		outer.fleet.mu.Unlock()
+		if err := outer.fleet.apply([]finding{static, r}); err != nil {
+			t.Fatal(err)
+		}
+		var last overviewReplica
+		eventually(t, func() bool {
+			for _, s := range outer.overview(true).Replicas {
+				if s.ID == r.ID {
+					last = s
+				}
+			}
+			return last.State == state && strings.Contains(last.Why, why)
+		}, func() string { return fmt.Sprintf("%s is %s, %q, want %s, %q", r.ID, last.State, last.Why, state, why) })
+	}
+	f(replica("itself", outer, "static"), "joining", "the agent itself")
+	f(replica("itself-found", outer, "kubernetes:inferrail"), "joining", "the agent itself")
+	f(replica("another-found", inner, "kubernetes:inferrail"), "joining", "another agent")
+	f(replica("another", inner, "static"), "up", "")
+}

@@ -320,7 +320,7 @@ func (f *fleet) checkLeaving(m *member) {
 	key := m.key
 	f.mu.Unlock()
 	began := time.Now()
-	_, err := f.checkHealth(f.stopped, m, key)
+	_, err := f.checkHealth(f.stopped, m, key, true)
 	if err != nil && !errors.Is(err, errSilent) {
 		return
 	}
@@ -343,7 +343,7 @@ func (f *fleet) checkLeaving(m *member) {
 func (f *fleet) check(ctx context.Context, m *member) (suspect bool) {
 	began := time.Now()
 	f.mu.Lock()
-	cfg, key := m.cfg, m.key
+	cfg, key, configured := m.cfg, m.key, m.source == "static"
 	// A replica that comes up, or that failed a check and may be another
 	// process now, is asked for its models at once.
 	curious := m.stale || m.vitals.standing == joining || m.vitals.standing == down ||
@@ -366,7 +366,7 @@ func (f *fleet) check(ctx context.Context, m *member) (suspect bool) {
 	}
 	well := false
 	if err == nil {
-		well, err = f.checkHealth(ctx, m, key)
+		well, err = f.checkHealth(ctx, m, key, configured)
 	}
 	if doubtful && err == nil {
 		// So is what it has for a cache.
@@ -457,7 +457,12 @@ func (f *fleet) failedLocked(m *member, err error, now time.Time) {
 // checkHealth fails when the engine does not answer or says that it is dead.
 // well tells that it says that it is not: an engine without the page passes as
 // well, but whether that one serves, its models tell.
-func (f *fleet) checkHealth(ctx context.Context, m *member, key string) (well bool, err error) {
+//
+// An agent is no engine. It lists the models of its engines as its own, and requests
+// that went to this one, or to another that has this one for an engine, would go round
+// until none has a place left. Whoever configures another agent by its address knows
+// what is behind it; a selector or a name finds agents by mistake.
+func (f *fleet) checkHealth(ctx context.Context, m *member, key string, configured bool) (well bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, f.cfg.Load().Health.Timeout)
 	defer cancel()
 	resp, err := f.get(ctx, m, key, "/health")
@@ -467,6 +472,13 @@ func (f *fleet) checkHealth(ctx context.Context, m *member, key string) (well bo
 	defer resp.Body.Close()
 	// A short body is read to its end, so that the connection can be reused.
 	_, _ = io.CopyN(io.Discard, resp.Body, 4<<10)
+	switch of := resp.Header.Get(proxy.InstanceField); {
+	case of == "":
+	case of == f.self:
+		return false, errors.New("this is the agent itself; name engines, or a selector that picks engines alone")
+	case !configured:
+		return false, errors.New("this is another agent, and no engine; let discovery find engines alone, or configure the agent's address among the replicas")
+	}
 	if resp.StatusCode >= 500 {
 		return false, fmt.Errorf("GET /health: status %d", resp.StatusCode)
 	}

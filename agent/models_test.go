@@ -81,6 +81,7 @@ func TestManyModels(t *testing.T) {
 	}
 	c := DefaultConfig()
 	c.Health.Interval, c.Health.Timeout, c.Replicas = time.Hour, 10*time.Second, replicas
+	c.Health.EjectionBackoff = 5 * time.Minute // none returns before it is looked at
 	s := newStageOf(t, &c)
 	eventually(t, func() bool { up, _ := s.fleet.upCount(); return up == len(replicas) }, func() string { return "not all come up" })
 	// It takes about 50 ms each; with loops over models in loops over models,

@@ -6,7 +6,6 @@ import (
 	"math"
 	"net"
 	"os"
-	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -152,6 +151,17 @@ func (a *attributes) method(r *proxy.Trace) string {
 	a.text(semconv.HTTPRequestMethodKey, "_OTHER")
 	a.text(semconv.HTTPRequestMethodOriginalKey, r.Method)
 	return "HTTP"
+}
+
+// spansOf is how many spans a request has.
+func spansOf(r *proxy.Trace) uint64 {
+	n := 1 + len(r.Attempts)
+	for i := range r.Attempts {
+		if r.Attempts[i].Replica != "" {
+			n++
+		}
+	}
+	return uint64(n)
 }
 
 // add makes the spans of a request.
@@ -361,10 +371,7 @@ func (a *attributes) considered(as string, c *proxy.Considered) {
 
 // ownResource is what the agent is, to a collector.
 func ownResource() *resource.Resource {
-	attributes := []attribute.KeyValue{semconv.ServiceName("inferrail")}
-	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
-		attributes = append(attributes, semconv.ServiceVersion(info.Main.Version))
-	}
+	attributes := []attribute.KeyValue{semconv.ServiceName("inferrail"), semconv.ServiceVersion(thisBuild.version)}
 	host, err := os.Hostname()
 	if err == nil {
 		attributes = append(attributes, semconv.HostName(host), semconv.ServiceInstanceID(host+":"+strconv.Itoa(os.Getpid())))
@@ -377,8 +384,8 @@ func ownResource() *resource.Resource {
 	}
 	r := resource.NewWithAttributes(semconv.SchemaURL, attributes...)
 	// What the environment says of it counts more.
-	if named, err := resource.New(context.Background(), resource.WithFromEnv()); err == nil {
-		if merged, err := resource.Merge(r, named); err == nil {
+	if named, err := resource.New(context.Background(), resource.WithTelemetrySDK(), resource.WithFromEnv()); err == nil {
+		if merged, err := resource.Merge(r, resource.NewSchemaless(named.Attributes()...)); err == nil {
 			return merged
 		}
 	}

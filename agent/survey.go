@@ -96,7 +96,7 @@ func surveyNode(ctx context.Context, s *sockets) (Survey, error) {
 	}
 	var addrs []netip.AddrPort
 	if len(found) > 0 {
-		fleet, err := startFleet(&cfg, slog.New(slog.DiscardHandler), func(*proxy.Fleet) {}, func([]netip.AddrPort) {})
+		fleet, err := startFleet(&cfg, slog.New(slog.DiscardHandler), "", func(*proxy.Fleet) {}, func([]netip.AddrPort) {})
 		if err != nil {
 			return out, err
 		}

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -135,6 +136,9 @@ func (t *traces) configure(cfg ObservabilityConfig) error {
 		t.proxy.SetTraces(s.requests, wanted)
 		t.sender = s
 		t.log.Info("traces are sent", "endpoint", endpoint, "by", by, "sample_ratio", cfg.TraceSampleRatio)
+		if cfg.OTLPEndpoint == "" && cmp.Or(os.Getenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"), os.Getenv("OTEL_EXPORTER_OTLP_PROTOCOL")) == "grpc" {
+			t.log.Warn("traces are sent over HTTP, not gRPC as OTEL_EXPORTER_OTLP_PROTOCOL says; name a port that takes it, mostly 4318", "endpoint", endpoint)
+		}
 	}
 	old.close()
 	return nil
@@ -234,7 +238,7 @@ func (s *spanSender) run() {
 // take makes the spans of a request, unless too many wait.
 func (s *spanSender) take(r *proxy.Trace) {
 	if len(s.spans.made) >= tracesMost {
-		s.traces.dropped.Add(uint64(1 + 2*len(r.Attempts)))
+		s.traces.dropped.Add(spansOf(r))
 		return
 	}
 	s.spans.add(r)

@@ -345,6 +345,7 @@ func (x *exchange) serve() failure {
 	fleet := x.c.s.fleet.Load()
 	switch x.route {
 	case routeHealth:
+		x.extra = appendField(x.extra, []byte(InstanceField), []byte(x.c.s.instance))
 		return x.answer(http.StatusOK, "", nil)
 	case routeModels:
 		return x.answer(http.StatusOK, "application/json", appendModels(nil, fleet.Listed, x.key))

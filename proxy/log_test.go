@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bytes"
+	"encoding/hex"
 	"fmt"
 	"io"
 	"log/slog"
@@ -33,7 +34,7 @@ func (b *lockedBuffer) String() string {
 }
 
 // Nothing of a prompt or an answer is in the log, at any level and whatever
-// goes wrong, unless it is asked for. The engine sends back what it is sent, in
+// goes wrong, unless it is asked for; and nothing ever in what traces are made of. The engine sends back what it is sent, in
 // every place of a response.
 func TestPromptsAreNotLogged(t *testing.T) {
 	answers := []string{
@@ -73,6 +74,8 @@ func TestPromptsAreNotLogged(t *testing.T) {
 			}
 			m := &Model{Name: "m", Policy: policy.LeastRequest{}, Replicas: []*Replica{replica}}
 			s.SetFleet(&Fleet{Models: map[string]*Model{"m": m}, Listed: []*Model{m}})
+			traces := make(chan *Trace, len(requests))
+			s.SetTraces(traces, TracesWanted{Ratio: 1})
 			l, err := net.Listen("tcp", "127.0.0.1:0")
 			if err != nil {
 				t.Fatal(err)
@@ -97,6 +100,22 @@ func TestPromptsAreNotLogged(t *testing.T) {
 			replica.Close()
 			if !strings.Contains(said.String(), "failure=") && !strings.Contains(said.String(), "msg=request") {
 				t.Errorf("answer %d: nothing is logged: %s", i, &said)
+			}
+			if len(traces) == 0 {
+				t.Errorf("answer %d: nothing is traced", i)
+			}
+			for len(traces) > 0 {
+				trace := <-traces
+				text := fmt.Sprintf("%+v", *trace)
+				for _, a := range trace.Attempts {
+					text += fmt.Sprintf(" %+v", a.Decision)
+				}
+				if strings.Contains(text, "xyzzy") {
+					t.Errorf("answer %d: the trace says %s", i, text)
+				}
+				if !asked && trace.Outcome == "engine_died" && !strings.Contains(said.String(), "trace_id="+hex.EncodeToString(trace.ID[:])) {
+					t.Errorf("answer %d: the log does not name the trace %x:\n%s", i, trace.ID, &said)
+				}
 			}
 			if logged := strings.Contains(said.String(), "xyzzy"); logged != asked {
 				t.Errorf("answer %d, asked %v: the log says\n%s", i, asked, &said)

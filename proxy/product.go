@@ -17,3 +17,10 @@ func productOf(info *debug.BuildInfo, ok bool) string {
 	}
 	return name + "/" + strings.TrimPrefix(info.Main.Version, "v")
 }
+
+// InstanceField is the field of an answer to GET /health by which an agent knows
+// another one, and itself.
+const InstanceField = "x-inferrail-agent"
+
+// Instance is what the server has in that field: no other has the same.
+func (s *Server) Instance() string { return s.instance }

@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
 	"runtime"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -104,13 +106,14 @@ type Server struct {
 	// Set it before Serve.
 	LameDuck time.Duration
 
-	limits atomic.Pointer[Limits]
-	joiner Joiner
-	log    *slog.Logger
-	fleet  atomic.Pointer[Fleet]
-	lines  lines
-	rooms  rooms
-	waits  waits
+	limits   atomic.Pointer[Limits]
+	joiner   Joiner
+	log      *slog.Logger
+	instance string // tells it from all others
+	fleet    atomic.Pointer[Fleet]
+	lines    lines
+	rooms    rooms
+	waits    waits
 	// state is that of models without one.
 	state  ModelState
 	access atomic.Pointer[Access]
@@ -163,6 +166,7 @@ func New(limits Limits, joiner Joiner, log *slog.Logger) *Server {
 	s := &Server{
 		joiner:    joiner,
 		log:       log,
+		instance:  strconv.FormatUint(rand.Uint64(), 16),
 		stats:     newStats(),
 		recent:    recent{began: time.Now()},
 		conns:     map[*conn]struct{}{},

@@ -55,7 +55,7 @@ function drawNote(cell, row) {
 const columns = [
   { key: "state", name: "State", width: 92, keep: 99, value: severity, draw: drawState },
   { key: "id", name: "Replica", width: 120, grow: 2, keep: 100, value: (r) => r.id, draw: text((r) => r.id, (r) => r.id) },
-  { key: "model", name: "Model", width: 130, grow: 2, keep: 60, value: (r) => r.models[0] ?? null,
+  { key: "model", name: "Model", width: 120, grow: 2, keep: 60, value: (r) => r.models[0] ?? null,
     draw: text((r) => r.models.length > 0 && `${short(r.models[0])}${r.models.length > 1 ? ` +${r.models.length - 1}` : ""}`, (r) => r.models.join("\n")) },
   { key: "engine", name: "Engine", width: 66, keep: 40, value: (r) => r.engine || null, draw: text((r) => r.engine) },
   { key: "running", name: "Running", title: "Requests that the engine runs, of this agent and of others; where it does not tell, those sent from here", width: 80, number: true, keep: 95, value: (r) => r.running,
@@ -67,7 +67,7 @@ const columns = [
     draw: meter((r) => r.hit) },
   { key: "p50", name: "TTFT p50", title: "Time to first token lately, median", width: 88, number: true, keep: 84, value: (r) => r.p50, draw: text((r) => milliseconds(r.p50)) },
   { key: "p99", name: "p99", title: "Time to first token lately, 99th percentile", width: 72, number: true, keep: 82, value: (r) => r.p99, draw: text((r) => milliseconds(r.p99)) },
-  { key: "output", name: "Tokens/s", title: "Tokens that it generates a second", width: 86, number: true, keep: 70, value: (r) => r.output, draw: text((r) => rate(r.output)) },
+  { key: "output", name: "Tokens/s", title: "Tokens that it generates a second", width: 96, number: true, keep: 70, value: (r) => r.output, draw: text((r) => rate(r.output)) },
   { key: "prefill", name: "Prefill/s", title: "Tokens of a prompt a second that it has proved to compute", width: 84, number: true, keep: 66, value: (r) => r.prefill,
     draw: text((r) => count(r.prefill)) },
   { key: "tier", name: "Tier", title: "What carries most of its answers now: the kernel (packet) or this process (copy)", width: 62, keep: 62, value: (r) => r.tier || null, draw: text((r) => r.tier, (r) => (r.kernel === null ? null : `the kernel carries ${percent(r.kernel)} of its tokens`)) },

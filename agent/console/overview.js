@@ -20,11 +20,14 @@ export class Overview {
   }
 
   // take takes an answer and tells whether it is of an agent that was started anew: then
-  // the history is that one's from the next answer on.
+  // the history is that one's from the next answer on. Rows of a time that is yet to come
+  // are of before its clock was set back: they are left out, so that what comes after the
+  // others is asked for.
   take(page) {
     const again = this.page !== null && this.page.started !== page.started;
+    const now = new Date(page.time).getTime() / 1000;
     this.page = page;
-    this.rows = again ? [] : [...this.rows, ...page.history].slice(-kept);
+    this.rows = again ? [] : [...this.rows, ...page.history].filter((row) => row[0] <= now + 1).slice(-kept);
     return again;
   }
 
@@ -47,11 +50,12 @@ export class Overview {
     });
   }
 
-  // points are those of the charts, the oldest first.
+  // points are those of the charts, the oldest first. Rows that are older than the charts
+  // reach are there when the agent has slept, or its clock was set forward.
   points() {
     const at = new Date(this.page.time).getTime() / 1000;
     const column = new Map(this.page.columns.map((name, i) => [name, i]));
-    return this.rows.map((row) => {
+    return this.rows.filter((row) => at - row[0] <= this.span()).map((row) => {
       const of = (name) => number(row[column.get(name)]);
       return {
         ago: Math.max(0, at - row[0]), p50: of("first_token_p50_ms"), p99: of("first_token_p99_ms"),

@@ -54,7 +54,7 @@ server:
 		"FILE: models[0].tokenizer: cannot be read: stat /nowhere: no such file or directory\n"+
 			"FILE: models[0].chat_template: cannot be read: open /nowhere/t.jinja: no such file or directory\n")
 	f("listne: :80\nreplicas: [{url: ftp://h, api_key_file: /nowhere/key}]\nserver: {tls: {cert_file: /nowhere/a, key_file: /nowhere/b}}\n", 1,
-		`FILE: listne: is unknown; known here: listen, admin_listen, admin_token_sha256, models, replicas, discovery, datapath, routing, classes, health, load, retry, tokenizer, index, server, decisions
+		`FILE: listne: is unknown; known here: listen, admin_listen, admin_token_sha256, models, replicas, discovery, datapath, routing, classes, health, load, retry, tokenizer, index, server, decisions, observability
 FILE: replicas[0].url: "ftp://h": engines are reached over http only; want http://host:port
 FILE: server.tls: cannot read the certificate: open /nowhere/a: no such file or directory
 FILE: replicas[0].api_key_file: cannot be read: open /nowhere/key: no such file or directory

@@ -37,7 +37,7 @@ var testsMayImport = map[string][]string{
 	"bpf":   {"simulator", "proxy"},
 	"cmd":   {"bpf", "policy"},
 	// What is deployed goes together with the agent.
-	"deploy": {"agent"},
+	"deploy": {"agent", "simulator"},
 }
 
 // onlyIn states which folders may import packages of others, by the beginning
@@ -55,6 +55,7 @@ var onlyIn = []struct {
 	{path: "k8s.io", folders: []string{"agent"}, tests: []string{"deploy"}},
 	{path: "github.com/zeebo/xxh3", folders: []string{"index", "proxy"}},
 	{path: "github.com/vishvananda/netlink", folders: []string{"agent", "bench"}, tests: []string{"bpf", "cmd"}},
+	{path: "github.com/prometheus/prometheus", tests: []string{"deploy"}},
 	{path: "github.com/klauspost/compress", folders: []string{"agent"}},
 	{path: "github.com/vmihailenco/msgpack", folders: []string{"index"}},
 	{path: "github.com/go-zeromq/zmq4", folders: []string{"agent", "simulator"}, tests: []string{"cmd"}},

@@ -43,6 +43,7 @@ type commands struct {
 	Simulate simulateCommand `cmd:"" help:"Serve a trace in virtual time under each policy: what would it have been?"`
 	Bench    benchCommand    `cmd:"" help:"Measure inferrail beside others."`
 	Demo     demoCommand     `cmd:"" help:"See it choose: sessions over simulated engines of which one becomes slow. Needs no GPU, and under a minute."`
+	Probe    probeCommand    `cmd:"" help:"Ask a page whether it is well: the health check of a container."`
 	MCP      mcpCommand      `cmd:"" name:"mcp" help:"Let assistants ask a running agent, by the Model Context Protocol."`
 	Version  versionCommand  `cmd:"" help:"Print the version."`
 }

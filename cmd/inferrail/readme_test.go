@@ -1,45 +1,112 @@
 package main
 
 import (
+	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"reflect"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+	"unicode"
 
 	"github.com/inferrail/inferrail/agent"
 	"github.com/inferrail/inferrail/simulator"
 )
 
-// readmes are those for users.
-var readmes = []string{"README.md", "agent/README.md", "deploy/README.md", "bench/README.md", "simulator/README.md", "cmd/inferrail/README.md"}
-
-// What the READMEs point to is there.
-func TestReadme(t *testing.T) {
-	for _, file := range readmes {
-		readme := read(t, file)
-		links := regexp.MustCompile(`\]\(([^)#]+)\)`).FindAllStringSubmatch(readme, -1)
-		if file == "README.md" && len(links) < 10 {
-			t.Errorf("%s: only %d links found", file, len(links))
+// documents are all pages of Markdown in the tree, from its root.
+func documents(t *testing.T) (list []string) {
+	t.Helper()
+	err := filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
 		}
-		for _, link := range links {
+		if name := d.Name(); d.IsDir() && path != "../.." && (strings.HasPrefix(name, ".") || name == "bin" || name == "node_modules") {
+			return filepath.SkipDir
+		}
+		if strings.HasSuffix(path, ".md") {
+			list = append(list, filepath.ToSlash(strings.TrimPrefix(path, "../../")))
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
+
+// Links of all documents lead to files that are there, and to headings that are in
+// them; and no target of make is named that there is not.
+func TestDocumentsLinkToWhatThereIs(t *testing.T) {
+	found := 0
+	for _, file := range documents(t) {
+		text := regexp.MustCompile("(?ms)^```.*?^```|`[^`\n]*`").ReplaceAllString(read(t, file), "")
+		for _, link := range regexp.MustCompile(`\]\(([^)\s]*)\)`).FindAllStringSubmatch(text, -1) {
 			if strings.Contains(link[1], "://") {
 				continue
 			}
-			if _, err := os.Stat(filepath.Join("../..", filepath.Dir(file), link[1])); err != nil {
-				t.Errorf("%s: a link leads nowhere: %v", file, err)
+			found++
+			path, anchor, _ := strings.Cut(link[1], "#")
+			target := file
+			if path != "" {
+				target = filepath.Join(filepath.Dir(file), path)
+			}
+			if _, err := os.Stat(filepath.Join("../..", target)); err != nil {
+				t.Errorf("%s: the link %s leads nowhere: %v", file, link[1], err)
+			} else if anchor != "" && strings.HasSuffix(target, ".md") && !slices.Contains(anchors(read(t, target)), anchor) {
+				t.Errorf("%s: the link %s leads to no heading of %s", file, link[1], target)
 			}
 		}
-		for _, target := range regexp.MustCompile(`make ([a-z-]+)`).FindAllStringSubmatch(readme, -1) {
-			if !strings.Contains(read(t, "Makefile"), "\n"+target[1]+":") && target[1] != "and" {
-				t.Errorf("%s: no target for %q", file, target[0])
+		for _, target := range regexp.MustCompile("(?m)(?:`|^    )make ([a-z-]+)").FindAllStringSubmatch(read(t, file), -1) {
+			if !strings.Contains(read(t, "Makefile"), "\n"+target[1]+":") {
+				t.Errorf("%s: there is no make %s", file, target[1])
 			}
 		}
 	}
+	if found < 100 {
+		t.Errorf("only %d links found", found)
+	}
+}
+
+// anchors are the names of a page's headings, as GitHub makes them.
+func anchors(text string) (list []string) {
+	seen := map[string]int{}
+	for _, heading := range regexp.MustCompile(`(?m)^#+ +(.*?) *$`).FindAllStringSubmatch(text, -1) {
+		name := strings.Map(func(c rune) rune {
+			switch {
+			case c == ' ':
+				return '-'
+			case c == '-' || c == '_' || unicode.IsLetter(c) || unicode.IsDigit(c):
+				return unicode.ToLower(c)
+			}
+			return -1
+		}, heading[1])
+		if n := seen[name]; n > 0 {
+			list = append(list, name+"-"+strconv.Itoa(n))
+		} else {
+			list = append(list, name)
+		}
+		seen[name]++
+	}
+	return list
+}
+
+func TestAnchors(t *testing.T) {
+	f := func(text string, want ...string) {
+		t.Helper()
+		if got := anchors(text); !slices.Equal(got, want) {
+			t.Errorf("%q: got %q, want %q", text, got, want)
+		}
+	}
+	f("# One\n\n## What is `it`, in 5 words?\n", "one", "what-is-it-in-5-words")
+	f("## Metrics\ntext\n### Metrics\n", "metrics", "metrics-1")
+	f("## Why 503 over_budget?", "why-503-over_budget")
+	f("not # a heading")
 }
 
 // commandLines returns the lines of a text that run this program, without its name and
@@ -52,11 +119,11 @@ func commandLines(text string) (lines [][]string) {
 	return lines
 }
 
-// Every command that a README or a help text shows is one that there is, with flags
+// Every command that a document or a help text shows is one that there is, with flags
 // that it has.
 func TestReadmeCommandsParse(t *testing.T) {
 	texts := map[string]string{"sim --help": (&simCommand{}).Help(), "simulate --help": (&simulateCommand{}).Help()}
-	for _, file := range readmes {
+	for _, file := range documents(t) {
 		texts[file] = read(t, file)
 	}
 	total := 0
@@ -73,31 +140,10 @@ func TestReadmeCommandsParse(t *testing.T) {
 	}
 }
 
-// The commands of the README that need nothing do what it says.
-func TestReadmeSimulates(t *testing.T) {
-	withoutRace(t) // it computes for long, as TestSimulateJSON does in little
-	ran := 0
-	for _, args := range commandLines(read(t, "README.md")) {
-		if args[0] == "simulate" && slices.Contains(args, "--workload") && !slices.Contains(args, "--find-capacity") {
-			ran++
-			p := start(t, args...)
-			if status := <-p.status; status != 0 { // as long as it takes on a busy machine
-				t.Errorf("%v: status %d, %s", args, status, &p.stderr)
-			}
-			if out := p.stdout.String(); !strings.Contains(out, "\ncost_model ") || !strings.Contains(out, "\nbound ") {
-				t.Errorf("%v: %s", args, out)
-			}
-		}
-	}
-	if ran == 0 {
-		t.Error("no command found")
-	}
-}
-
-// The README's way from traffic to what other policies would have made of it: an agent
+// The simulator's README's way from traffic to what other policies would have made of it: an agent
 // records, a load is sent, and simulate serves the log.
 func TestReadmeTraffic(t *testing.T) {
-	readme := read(t, "README.md")
+	readme := read(t, "simulator/README.md")
 	config := regexp.MustCompile(`(?m)^ +(decisions: \{.*\})$`).FindStringSubmatch(readme)
 	if config == nil {
 		t.Fatal("no configuration found")
@@ -177,6 +223,58 @@ func TestReadmeHasEveryFault(t *testing.T) {
 		}
 		if flag := "--fault-" + strings.ReplaceAll(name, "_", "-"); !strings.Contains(help.stdout.String(), flag) {
 			t.Errorf("there is no flag %s", flag)
+		}
+	}
+}
+
+// What the documents say of the default policy is what the report has.
+func TestDocumentsSayWhatTheReportSays(t *testing.T) {
+	report := read(t, "bench/REPORT.md")
+	_, overview, _ := strings.Cut(report, "\n## Overview\n")
+	head := regexp.MustCompile(`(?m)^\| mean TTFT, in bounds \|(.*)\|$`).FindStringSubmatch(overview)
+	if head == nil {
+		t.Fatal("the report has no table of means in bounds")
+	}
+	columns := strings.Split(head[1], "|")
+	var byPolicy [2][]float64
+	for _, row := range regexp.MustCompile(`(?m)^\| Mooncake (?:conversation|synthetic)(?: at 1\.8x)? \|(.*)\|$`).FindAllStringSubmatch(overview, 4) {
+		for i, cell := range strings.Split(row[1], "|") {
+			of := slices.Index([]string{"cost_model", "round_robin"}, strings.TrimSpace(columns[i]))
+			if of < 0 {
+				continue
+			}
+			n, err := strconv.ParseFloat(strings.Trim(cell, " *"), 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			byPolicy[of] = append(byPolicy[of], n)
+		}
+	}
+	var saved []string
+	for _, row := range regexp.MustCompile(`at equal limits \| How much of W[123] \| (\d+) instead of 8`).FindAllStringSubmatch(report, -1) {
+		saved = append(saved, row[1])
+	}
+	if len(byPolicy[0]) != 4 || len(byPolicy[1]) != 4 || len(saved) != 3 {
+		t.Fatalf("found %v, and %v", byPolicy, saved)
+	}
+	ours, theirs := byPolicy[0], byPolicy[1]
+	times := fmt.Sprintf("%.2f to %.2f times", slices.Min(ours), slices.Max(ours))
+	robin := fmt.Sprintf("%.1f to %.0f times", slices.Min(theirs), slices.Max(theirs))
+	for _, file := range []string{"README.md", "agent/TUNING.md", "policy/README.md"} {
+		text := strings.Join(strings.Fields(read(t, file)), " ")
+		for _, want := range []string{times, robin} {
+			if !strings.Contains(text, want) {
+				t.Errorf("%s does not say %q, which is what bench/REPORT.md has", file, want)
+			}
+		}
+	}
+	for file, want := range map[string]string{
+		"README.md":       fmt.Sprintf("with %s to %s.", slices.Min(saved), slices.Max(saved)),
+		"agent/TUNING.md": fmt.Sprintf("takes %s (system prompts), %s (chats), %s (agents)", saved[0], saved[1], saved[2]),
+	} {
+		text := strings.Join(strings.Fields(read(t, file)), " ")
+		if !strings.Contains(text, want) {
+			t.Errorf("%s does not say %q, which is what bench/REPORT.md has", file, want)
 		}
 	}
 }

@@ -293,7 +293,7 @@ func (s *agentStatus) lines(size screen) []line {
 	say("answers", "%s", s.Datapath.line())
 	t := s.traffic()
 	say("traffic", "%s requests/s, %d running, %d waiting, %s tokens/s, hit rate %s", short(t.requests), o.Running, o.Waiting, short(t.tokens), percent(t.hits))
-	say("", "first token p50 %s, p99 %s; each second %s refused, %s failed, %s retried", inMilliseconds(t.firstToken), inMilliseconds(t.worst), short(t.refused), short(t.failed), short(t.retries))
+	say("", "first token p50 %s, p99 %s; %s refused, %s failed, %s retried /s", inMilliseconds(t.firstToken), inMilliseconds(t.worst), short(t.refused), short(t.failed), short(t.retries))
 	say("caches", "%s", s.cacheLine())
 	for i, m := range o.Models {
 		if i == 3 && len(o.Models) > 4 {
@@ -355,9 +355,9 @@ func (d *carriedAnswers) line() string {
 	if all == 0 {
 		return "none yet"
 	}
-	text := fmt.Sprintf("%s; %s carried by the kernel", count(int(all), "answer"), percent(float64(tiers["packet"])/float64(all)))
+	text := fmt.Sprintf("%s, %s by the kernel", count(int(all), "answer"), percent(float64(tiers["packet"])/float64(all)))
 	if most.Count > 0 {
-		text += fmt.Sprintf(", %s copied, the most because: %s", percent(float64(tiers["copy"])/float64(all)), most.Reason)
+		text += fmt.Sprintf(", %s copied (most: %s)", percent(float64(tiers["copy"])/float64(all)), most.Reason)
 	}
 	if chunks := d.Kernel + d.Copied; chunks > 0 {
 		text += fmt.Sprintf("; %s of %s", percent(float64(d.Kernel)/float64(chunks)), count(int(chunks), "chunk"))
@@ -638,7 +638,10 @@ func (c *statusCommand) watch(ctx context.Context, e *env) error {
 			if seen != nil {
 				lines = append(lines, line{text: fmt.Sprintf("%-10s%s ago:", "it was so", inWords(time.Since(gone))), colour: yellow, to: 9}, line{})
 				size.height -= len(lines)
-				lines = append(lines, seen.lines(size)...)
+				for _, l := range seen.lines(size) {
+					l.colour = "" // it is no news
+					lines = append(lines, l)
+				}
 			}
 			if err := show(lines); err != nil {
 				return err

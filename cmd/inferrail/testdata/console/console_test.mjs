@@ -306,6 +306,33 @@ test("no width is too narrow", async () => {
   assert.ok(await page.evaluate(() => document.getElementById("drawer-body").scrollWidth <= innerWidth));
 });
 
+test("the charts go on when the agent's clock is set", async () => {
+  let skew = 0, asked = 0;
+  await page.route("**/debug/overview*", async (route) => {
+    const url = new URL(route.request().url());
+    asked = Number(url.searchParams.get("after") ?? 0);
+    url.searchParams.delete("after");
+    const answer = await route.fetch({ url: url.href });
+    const overview = await answer.json();
+    // What was seen before has the time of before.
+    const now = new Date(overview.time).getTime() / 1000;
+    overview.history = overview.history.map(([t, ...row]) => [t > set ? t + skew : t, ...row]).filter(([t]) => t > asked);
+    overview.time = new Date((now + skew) * 1000).toISOString();
+    await route.fulfill({ response: answer, json: overview });
+  });
+  let set = Date.now() / 1000;
+  await until("there are no points", async () => (await json("/debug/overview?replicas=0")).history.length > 1);
+  await open();
+  await until("the history is not asked for", async () => asked > 0);
+  [set, skew] = [Date.now() / 1000, -3600];
+  await until("what comes after the clock was set back is not asked for", async () => asked > 0 && asked < set - 1800);
+  [set, skew] = [Date.now() / 1000, 3600];
+  await until("what comes after the clock was set forward is not asked for", async () => asked > set + 1800);
+  const left = () => page.locator(".chart .line").evaluateAll((lines) => lines.flatMap((l) => [...(l.getAttribute("d") ?? "").matchAll(/[ML](-?[\d.]+) /g)].map((m) => Number(m[1]))));
+  await until("no line is drawn", async () => (await left()).length > 0);
+  assert.deepEqual((await left()).filter((x) => x < 50), [], "lines are drawn beside their charts");
+});
+
 test("a thousand replicas cost little", async (t) => {
   const states = ["up", "up", "up", "up", "up", "up", "up", "ejected", "joining", "down"];
   let looks = 0;
