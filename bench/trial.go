@@ -43,7 +43,7 @@ type Asking struct {
 	Timeout   time.Duration `default:"10m" help:"A request that takes longer than this, from sending to the last byte, has failed."`
 	MaxAtOnce int           `default:"10000" help:"Requests on their way at one time. One more is not sent, has failed, and makes the run doubtful."`
 	MaxLag    time.Duration `default:"10ms" help:"A run is doubtful of which more than one in a hundred requests was sent later than this after it was due."`
-	MaxBusy   float64       `default:"0.95" help:"A run is doubtful during which this machine's CPUs were busier than this."`
+	MaxBusy   float64       `default:"0.95" help:"A run is doubtful during which this machine's CPUs were busier than this, or a hypervisor took 5 % of them; 1 is never."`
 }
 
 // TrialReport is what a Trial writes as JSON.
@@ -203,7 +203,7 @@ func (a *Asking) doubts(l *loaded) (doubts []string) {
 	if l.busy > a.MaxBusy {
 		doubts = append(doubts, fmt.Sprintf("this machine's CPUs were %.0f %% busy, the limit is %.0f %%: what was measured is the wait for them, too", 100*l.busy, 100*a.MaxBusy))
 	}
-	if l.stolen > 0.05 {
+	if l.stolen > 0.05 && a.MaxBusy < 1 {
 		doubts = append(doubts, fmt.Sprintf("the hypervisor took %.0f %% of this machine's CPUs", 100*l.stolen))
 	}
 	return doubts
