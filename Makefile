@@ -62,6 +62,7 @@ test: ## run every test that this machine can run; what is skipped is said at th
 	@.ci/need ip nft gcc || echo "tests that need these are skipped"
 	@.ci/need python3 node npm || echo "tests with the OpenAI SDKs of these are skipped"
 	@command -v google-chrome >/dev/null || .ci/need chromium || echo "tests of the console in a browser are skipped"
+	@[ -n "$(ARGS)" ] || $(MAKE) -s helm || echo "Helm cannot be built: the tests of the chart that want it are skipped"
 	@[ -n "$(ARGS)" ] || go test -count 1 -run '^TestPackages$$' ./proxy/prompt/tokenizer # fetches them for other packages
 	@if command -v gcc >/dev/null; then race=-race; \
 	else race=; echo "no C compiler: testing without the race detector"; fi; \

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -80,6 +81,31 @@ func startChild(t *testing.T, program string, args ...string) *child {
 	return c
 }
 
+// launch starts a process that is to be killed with this one. Pdeathsig follows the
+// thread that has started it, and threads end with the goroutines that are bound to them,
+// as those in other network namespaces are: so it is one that stays.
+func launch(cmd *exec.Cmd) (err error) {
+	started := make(chan struct{})
+	launcher() <- func() {
+		err = cmd.Start()
+		close(started)
+	}
+	<-started
+	return err
+}
+
+// launcher is the thread of launch.
+var launcher = sync.OnceValue(func() chan<- func() {
+	starts := make(chan func())
+	go func() {
+		runtime.LockOSThread()
+		for start := range starts {
+			start()
+		}
+	}()
+	return starts
+})
+
 // spawn is startChild for goroutines that are not the test's own: they end the
 // process themselves.
 func spawn(program string, args ...string) (*child, error) {
@@ -88,7 +114,7 @@ func spawn(program string, args ...string) (*child, error) {
 	c.cmd.Stdout, c.cmd.Stderr = c.out, c.out
 	// Killed with the test, whatever ends that.
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := c.cmd.Start(); err != nil {
+	if err := launch(c.cmd); err != nil {
 		return nil, err
 	}
 	go func() {

@@ -281,7 +281,7 @@ func (w *walk) serve(command string) *child {
 		"INFERRAIL_ADMIN=http://"+w.actual["127.0.0.1:9090"], "KEY=secret", "PATH="+filepath.Join(w.dir, "bin")+":"+os.Getenv("PATH"))
 	c.cmd.Stdout, c.cmd.Stderr = c.out, c.out
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	if err := c.cmd.Start(); err != nil {
+	if err := launch(c.cmd); err != nil {
 		w.Fatal(err)
 	}
 	go func() {

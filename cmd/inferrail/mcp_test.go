@@ -68,7 +68,6 @@ func TestMCPOverStdio(t *testing.T) {
 
 	cmd := exec.Command(thisTest(), "mcp", "--admin", admin)
 	cmd.Env = append(os.Environ(), "INFERRAIL_RUN=1")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	var said output
 	cmd.Stderr = &said
 	ctx, session := asked(t, &mcp.CommandTransport{Command: cmd})
@@ -240,7 +239,7 @@ func TestMCPEndsWithASignal(t *testing.T) {
 	}
 	var out output
 	cmd.Stdout, cmd.Stderr = &out, &out
-	if err := cmd.Start(); err != nil {
+	if err := launch(cmd); err != nil {
 		t.Fatal(err)
 	}
 	ended := make(chan error, 1)

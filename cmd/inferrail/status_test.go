@@ -215,7 +215,7 @@ func TestStatusWatch(t *testing.T) {
 	cmd.Env = append(os.Environ(), "INFERRAIL_RUN=1", "TERM=xterm", "NO_COLOR=")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = tty, tty, tty
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true, Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Start(); err != nil {
+	if err := launch(cmd); err != nil {
 		t.Fatal(err)
 	}
 	var shown output
