@@ -3,10 +3,13 @@
 //
 //	agent.go          Agent: Start, Run, Stop, in this order and backwards
 //	config.go         Config: every key; problems.go tells all that is wrong with one
-//	policies.go       how replicas are chosen, and admission.go which requests are taken
+//	policies.go       how replicas are chosen, admission.go which requests are taken, and hold.go
+//	                  which are held back
 //	reload.go         another configuration while it runs: contents.go sees that a file is
 //	                  another one, difference.go what that changes
 //	listener.go       the sockets, which a successor takes over; certificate.go, access.go
+//	notify.go         what the service manager is told; build.go which version this is
+//	survey.go         a look at this node before there is a configuration
 //
 //	fleet.go          the engines: members, their slots, and the snapshot that proxy goes by
 //	member.go         one replica; health.go when it takes requests
@@ -23,7 +26,9 @@
 //	datapath.go       the kernel's programs, the interfaces they are at (interfaces.go), and
 //	                  what proxy sees of them (joiner.go)
 //	admin.go          the admin pages: explain.go, predictions.go, policy_report.go,
-//	                  load_report.go, index_report.go, prompt_report.go, datapath_status.go
+//	                  load_report.go, index_report.go, prompt_report.go, datapath_status.go,
+//	                  decision_report.go
+//	overview.go       a screen of the fleet with its last minutes, which console.go shows
 //	decision_log.go   decisions, to a file
 //	traces.go         requests, to a collector, as spans.go makes them
 //

@@ -23,8 +23,8 @@
 //
 // Who reads this for the first time goes by policy.go, choose.go and cost_model.go, and
 // has seen what a decision is. Each of testdata's folders tells stories of one part in
-// plain text. replay_test.go has traces of many requests served by replicas in virtual
-// time, and is where the weights come from.
+// plain text. Package simulator/virtual serves whole traces by it, and is where the
+// weights come from.
 //
 //	policy.go        Request, Candidate, Policy
 //	choose.go        Choose: least cost, ties, slack

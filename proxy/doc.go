@@ -13,7 +13,8 @@
 //	look up     cache.go     how much of it each replica holds in its cache (package index)
 //	describe    candidate.go what a policy may know of it (session.go) and of each replica
 //	choose      choice.go    policy.Policy picks a replica, policy.Admission takes the request or not,
-//	                         and it takes a place at the replica's gate (gate.go), or waits (room.go)
+//	                         and it takes a place at the replica's gate (gate.go), or waits (room.go),
+//	                         or is held back until a replica is nearly free (hold.go)
 //	connect     upstream.go  an idle connection that looks alive, or a new one (lookup.go: where)
 //	claim       cache.go     what the replica will hold, taken back if it does not answer
 //	expect      prefill.go   the work that it is comes before the replica
@@ -23,7 +24,10 @@
 //	first token prefill.go   seen by first_token.go in the body: what it tells is learned
 //	finish      exchange.go  one deferred call: release, count
 //
-// What is told of a choice is in decision.go, and journal.go keeps the last ones;
+// What is told of a choice is in decision.go; journal.go keeps what became of the last
+// ones, recent.go what they were chosen from, and trace.go what spans are made of.
+// metrics.go counts; totals.go, lately.go and gaps.go what a screen of the fleet shows.
+//
 // prompt_hashes.go says what a prompt shares with others and nothing of what it says.
 // explain.go goes the same way up to choose, for a request that is only asked about.
 //
