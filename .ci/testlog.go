@@ -156,7 +156,8 @@ func report(events <-chan event, race bool) (r result) {
 	running := map[string]*test{} // by package and test name
 	var skipped []string
 	var times []event
-	var passed, failed, failedHere int
+	var passed, failed int
+	failedOf := map[string]int{} // by package: several run at one time
 	alive := time.NewTicker(30 * time.Second)
 	defer alive.Stop()
 	for {
@@ -211,19 +212,18 @@ func report(events <-chan event, race bool) (r result) {
 						}
 					}
 					fmt.Print(strings.Join(t.output, ""))
-					if failedHere == 0 {
+					if failedOf[e.Package] == 0 {
 						failed++ // the package itself: it did not build, or its process died
 						r.final = true
 					}
 				} else if e.Action == "pass" {
 					fmt.Printf("ok   %s %.1fs\n", e.Package, e.Elapsed)
 				}
-				failedHere = 0
 			case e.Action == "pass":
 				passed++
 			case e.Action == "fail":
 				failed++
-				failedHere++
+				failedOf[e.Package]++
 				output := strings.Join(t.output, "")
 				fmt.Print(output)
 				r.final = r.final || strings.Contains(output, "DATA RACE") || strings.Contains(output, "panic:")

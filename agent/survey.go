@@ -62,6 +62,9 @@ type SurveyedModel struct {
 // surveyTime bounds how long engines and tokenizers are waited for.
 const surveyTime = 20 * time.Second
 
+// surveyPause is between two looks for engines where the first has found none.
+const surveyPause = 500 * time.Millisecond
+
 // SurveyNode looks for engines that listen here and asks each what it is, as an agent with
 // discovery.local does, for at most surveyTime. No prompt is computed for it but those by
 // which tokenizers are compared, and nothing is attached to any interface.
@@ -84,6 +87,16 @@ func surveyNode(ctx context.Context, s *sockets) (Survey, error) {
 	}
 	doors := map[netip.AddrPort]*door{}
 	found, err := s.look(ctx, client, localConfig{}, doors)
+	// An engine that is busy may not answer at once: where there is none, it is looked for
+	// once more.
+	if err == nil && len(found) == 0 {
+		select {
+		case <-time.After(surveyPause):
+		case <-ctx.Done():
+		}
+		clear(doors)
+		found, err = s.look(ctx, client, localConfig{}, doors)
+	}
 	if err != nil {
 		return out, fmt.Errorf("cannot list the sockets that listen here: %w", err)
 	}
