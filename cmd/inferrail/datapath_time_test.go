@@ -294,7 +294,7 @@ func readUsage(br *bufio.Reader) (prompt, completion int64, err error) {
 func (l *lab) fetch(url string) string {
 	l.t.Helper()
 	dial := func(_ context.Context, _, addr string) (c net.Conn, err error) {
-		l.in(l.proxy, func() { c, err = net.DialTimeout("tcp", addr, time.Second) })
+		l.in(l.proxy, func() { c, err = net.DialTimeout("tcp", addr, 5*time.Second) })
 		return c, err
 	}
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: dial}, Timeout: 5 * time.Second}

@@ -490,7 +490,7 @@ type page struct {
 func (n *node) get(path string) (page, error) {
 	var c net.Conn
 	var err error
-	n.l.in(n.l.proxy, func() { c, err = net.DialTimeout("tcp", "127.0.0.1:9090", time.Second) })
+	n.l.in(n.l.proxy, func() { c, err = net.DialTimeout("tcp", "127.0.0.1:9090", 10*time.Second) })
 	if err != nil {
 		return page{}, err
 	}
