@@ -10,7 +10,7 @@ import (
 // AppendTerms may be called from any goroutine. The zero value weighs only the wait;
 // NewCostModel returns one with its weights.
 //
-//	cost = (wait + prefill + own_work + load + interference + crowd + company) / share + overload + kv_pressure
+//	cost = (wait + prefill + own_work + load + interference + crowd + company) / share + yield + overload + kv_pressure
 //
 //	wait          until the prompts ahead are prefilled
 //	prefill       of what is not cached, by the replica's Speed
@@ -28,6 +28,8 @@ import (
 //	              own, which comes at the end of a step that carries all sequences, and
 //	              those of the requests that will go where this one does
 //	share         of a replica that takes only part of its share for a while
+//	yield         Yield · what prompts that are computed there in pieces wait longer for it:
+//	              as long as it takes, or as their rest does, if that is less
 //	overload      of a replica that has far more requests than the others
 //	kv_pressure   KVPressure where the KV cache is full while requests wait for it: to
 //	              wait there takes longer than the prefill of those ahead, and the
@@ -58,6 +60,8 @@ type CostModel struct {
 	// replica may have, for its speed, and overloadFree more. Each beyond costs
 	// Overload seconds.
 	Bound, Overload float64
+	// Yield is how often it counts how much longer prompts wait that have begun.
+	Yield float64
 	// KVLimit is how full a KV cache may be when requests wait for it, and KVPressure
 	// the seconds that it costs where it is fuller.
 	KVLimit, KVPressure float64
@@ -160,6 +164,7 @@ func NewCostModel() *CostModel {
 		Approximate:  1,
 		Bound:        2,
 		Overload:     0.025,
+		Yield:        2,
 		KVLimit:      0.9,
 		KVPressure:   0.3,
 		Slack:        2e-3,
@@ -173,6 +178,12 @@ func (*CostModel) Name() string { return "cost_model" }
 // Score implements Policy.
 func (m *CostModel) Score(r *Request, candidates []Candidate, costs []float64) (slack float64) {
 	least := m.score(r, candidates, costs)
+	if r.Begun {
+		for i := range candidates {
+			costs[i] += m.yield(r, &candidates[i])
+		}
+		least = lowest(costs)
+	}
 	if least == math.Inf(1) {
 		return 0
 	}
@@ -410,9 +421,19 @@ func (m *CostModel) AppendTerms(dst []Term, r *Request, candidates []Candidate, 
 		Term{"crowd", p.crowd},
 		Term{"company", p.company},
 		Term{"share", p.share},
+		Term{"yield", m.yield(r, c)},
 		Term{"overload", m.overload(c, weighed(candidates), len(candidates))},
 		Term{"kv_pressure", m.pressure(c)},
 	)
+}
+
+// yield is what it costs that prompts that have begun there wait longer.
+func (m *CostModel) yield(r *Request, c *Candidate) float64 {
+	if c.Begun <= 0 {
+		return 0
+	}
+	fill := c.Speed.fill(float64(max(r.Tokens, 0)), m.counted(c)*float64(c.held(r)))
+	return m.Yield * max(min(float64(c.Begun)*fill, c.Rest), 0)
 }
 
 // pressure is what it costs that requests wait for room in a KV cache that is full.

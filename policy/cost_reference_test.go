@@ -145,7 +145,7 @@ func costModels(rng *rand.Rand) *CostModel {
 	m := NewCostModel()
 	if rng.IntN(3) == 0 {
 		*m = CostModel{1 + rng.Float64(), 5 * rng.Float64(), 1e-4 * rng.Float64(), 1e-4 * rng.Float64(), 0.1 * rng.Float64(), rng.Float64(), rng.Float64(),
-			rng.Float64(), 1 + rng.Float64(), 0.1 * rng.Float64(), rng.Float64(), rng.Float64(), 0.01 * rng.Float64(), 0.1 * rng.Float64()}
+			rng.Float64(), 1 + rng.Float64(), 0.1 * rng.Float64(), 3 * rng.Float64(), rng.Float64(), rng.Float64(), 0.01 * rng.Float64(), 0.1 * rng.Float64()}
 	}
 	return m
 }

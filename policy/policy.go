@@ -20,6 +20,8 @@ type Request struct {
 	// Prefix stands for how the prompt begins, and Session for the conversation it
 	// belongs to; 0 is not known. Equal numbers are equal beginnings, or sessions.
 	Prefix, Session uint64
+	// Begun: at least one of the candidates has Begun.
+	Begun bool
 }
 
 // MostOutput is the most that Request.Output says.
@@ -70,6 +72,11 @@ type Candidate struct {
 	Key uint64
 	// Ahead is the work that Wait is made of.
 	Ahead Work
+	// Begun is how many prompts have been computed in part there and wait for the rest to
+	// be, which takes Rest seconds of all of them. It is behind what comes now, unless that
+	// goes elsewhere. Where there are some, Request.Begun is set.
+	Begun int32
+	Rest  float64
 	// Late is by how many seconds first tokens come later there than by Wait and Speed,
 	// in a moment like this, or, below 0, earlier. No policy goes by it.
 	Late float64

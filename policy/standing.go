@@ -27,6 +27,7 @@ type Standing struct {
 	tellsCached atomic.Bool // the engine has told what it had cached of a prompt
 	late        [moments]Lateness
 	company     company       // what each request beside it delays a first token by
+	begun       begun         // prompts that are computed there in pieces
 	lengths     RecentMean    // tokens of those prompts, cached ones included
 	binding     atomic.Uint64 // bits of what bind was told
 }
@@ -85,6 +86,7 @@ func (s *Standing) Describe(c *Candidate, inside, pending int, now time.Time) {
 	}
 	*c = Candidate{}
 	c.Speed, c.Ahead, c.Wait = speed, ahead, wait
+	s.begun.describe(c)
 	c.Company = float32(s.company.get() * (1 + math.Float64frombits(s.binding.Load())))
 	inFlight, decoding := inside+pending, max(inside-int(ahead.Prompts), 0)
 	c.InFlight, c.Decoding = Count(inFlight), Count(decoding)

@@ -72,6 +72,9 @@ type Model struct {
 	// Holding is the rule by which its requests are held back; the zero value sends each
 	// at once.
 	Holding policy.Holding
+	// Pieces is the rule by which its long prompts are computed in pieces, at replicas of
+	// which it is known what they have cached; the zero value sends all whole.
+	Pieces policy.Pieces
 	// Prompts follows its prompts; nil when there is no tokenizer. An adapter
 	// has its parent's.
 	Prompts *prompt.Model

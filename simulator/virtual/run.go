@@ -114,6 +114,9 @@ type visit struct {
 	heldAs  policy.Ticket[*visit]
 	prompts []index.Prompt
 	prefill float64
+	holds   int // how often it was
+
+	course
 
 	came, taken time.Time
 	choice      int
@@ -297,8 +300,11 @@ func (r *run) happen(n *note) {
 	case noteFirst:
 		n.visit.agent.first(n.visit)
 	case noteEnd:
-		n.visit.agent.end(n.visit)
-		r.over(n.visit)
+		v := n.visit
+		v.agent.end(v)
+		if v.of == nil {
+			r.over(v)
+		}
 	case noteEvents:
 		for _, a := range r.agents {
 			a.index.Apply(n.engine, n.events, r.clock())
@@ -311,7 +317,7 @@ func (r *run) happen(n *note) {
 			n.agent.tick()
 		}
 	case noteHeld:
-		if n.visit.heldAs.Queued() {
+		if n.visit.heldAs.Queued() && n.visit.holds == n.engine {
 			n.visit.agent.let(n.visit)
 		}
 	case noteRelease:
@@ -326,8 +332,12 @@ func (r *run) happen(n *note) {
 func (r *run) arrive(v *visit) {
 	e := r.engines[v.engine]
 	if !e.Fits(len(v.seq.Prompt) + v.seq.Output) {
-		v.record.Failure = "longer than an engine has room for"
 		v.agent.lose(v)
+		if v.of != nil {
+			v = v.of
+			v.rest.End()
+		}
+		v.record.Failure = "longer than an engine has room for"
 		r.over(v)
 		return
 	}
@@ -353,7 +363,8 @@ func (r *run) settle(i int) {
 		state := s.State()
 		if !v.first && (state == simulator.Decoding || state == simulator.Ended) {
 			v.first = true
-			v.record.Cached, v.record.Computed = s.Cached, s.First-s.Start
+			v.record.Cached = s.Cached
+			v.record.Computed += s.First - s.Start
 			r.after(r.fleet.Lag, note{kind: noteFirst, visit: v})
 		}
 		if state == simulator.Ended {

@@ -1,0 +1,113 @@
+package policy
+
+import (
+	"math"
+	"sync/atomic"
+)
+
+// Pieces is the rule by which an agent lets a long prompt be computed in pieces: the
+// first tokens of it are asked for as a prompt of their own, and when they are in the
+// replica's cache the next, and at last the request itself, which finds all but the last
+// piece cached. Between two pieces it is decided anew who goes next: engines compute a
+// prompt from its beginning to its end, whatever comes meanwhile, and so a short one would
+// wait for all of a long one. It is a value, and used from any goroutine. The zero value
+// sends each prompt whole.
+//
+// What has begun stays where it is as long as that is worth it, and counts there (Rest), so
+// that others go elsewhere when they can.
+type Pieces struct {
+	// Length is how many seconds a piece takes.
+	Length float64
+}
+
+const (
+	// wholeUpTo is how many times a piece's length a prompt takes at most that is sent
+	// whole: less is not worth another request.
+	wholeUpTo = 1.5
+	// leastPiece is how many tokens a piece has at least.
+	leastPiece = 512
+	// MostPieces is in how many pieces a prompt is computed at most, and then the rest.
+	MostPieces = 64
+)
+
+// With is the rule where p chooses: the same with cost_model, which weighs what has begun.
+func (p Pieces) With(by Policy) Pieces {
+	if _, ok := by.(*CostModel); !ok {
+		return Pieces{}
+	}
+	return p
+}
+
+// Cut is how many of the prompt's tokens are asked for next at the candidate, of which it
+// holds Cached in blocks of so many tokens: 0 for all of them, with the request itself.
+//
+// Where the KV cache is nearly full what one piece has left there may be gone before the
+// next, and so nothing is cut.
+func (p Pieces) Cut(r *Request, c *Candidate, block int) int {
+	held := c.held(r)
+	if !(p.Length > 0) || block <= 0 || c.KV > fullCache || !(c.Speed.fill(float64(r.Tokens), float64(held)) > wholeUpTo*p.Length) {
+		return 0
+	}
+	// So many more as take Length: A·u + B·u·(held + u/2) + D.
+	a, b := c.Speed.A+c.Speed.B*float64(held), c.Speed.B/2
+	left := max(p.Length-c.Speed.D, 0)
+	u := left / a
+	if b > 0 {
+		u = (math.Sqrt(a*a+4*b*left) - a) / (2 * b)
+	}
+	if !(u < float64(r.Tokens)) {
+		return 0
+	}
+	n := (held + max(int(u), leastPiece)) / block * block
+	if n <= held || n >= r.Tokens {
+		return 0
+	}
+	return n
+}
+
+// fullCache is how full a KV cache is with sequences that run when nothing is cut.
+const fullCache = 0.9
+
+// Rest is what is left to compute of one prompt that has begun in pieces, and where. It is
+// a part of a request, used by one goroutine at a time; what it counts for there may be
+// read by any. The zero value is nothing.
+type Rest struct {
+	at      *Standing
+	seconds int64 // in nanoseconds
+}
+
+// Stay says that the prompt has so many seconds left at s, and nothing elsewhere.
+func (r *Rest) Stay(s *Standing, seconds float64) {
+	r.End()
+	r.at, r.seconds = s, int64(min(max(seconds, 0), MostTTFT)*1e9)
+	s.begun.prompts.Add(1)
+	s.begun.seconds.Add(r.seconds)
+}
+
+// End says that it has nothing left. It may be called at any time.
+func (r *Rest) End() {
+	if r.at != nil {
+		r.at.begun.prompts.Add(-1)
+		r.at.begun.seconds.Add(-r.seconds)
+		*r = Rest{}
+	}
+}
+
+// Apart takes the prompt's own rest out of what c, which s was described by, has begun
+// with: it keeps nobody waiting but others.
+func (r *Rest) Apart(s *Standing, c *Candidate) {
+	if r.at == s && c.Begun > 0 {
+		c.Begun--
+		c.Rest = max(c.Rest-float64(r.seconds)/1e9, 0)
+	}
+}
+
+// begun is what prompts have left of which a replica has computed a piece. Any goroutine
+// may use it. The zero value is none.
+type begun struct{ prompts, seconds atomic.Int64 }
+
+func (b *begun) describe(c *Candidate) {
+	if n := b.prompts.Load(); n > 0 {
+		c.Begun, c.Rest = Count(int(n)), float64(max(b.seconds.Load(), 0))/1e9
+	}
+}
