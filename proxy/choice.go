@@ -313,7 +313,7 @@ func (x *exchange) outOfRoom() {
 		m.endTurn()
 	}
 	if v := &x.holding; v.in {
-		v.in, v.took = false, time.Since(v.since)
+		v.in, v.took = false, v.before+time.Since(v.since)
 	}
 	x.c.s.rooms.leave(m)
 	x.c.s.waits.add(x.waitsAs, -1)
@@ -335,7 +335,9 @@ func (x *exchange) tellBudget() {
 		return
 	}
 	waited := time.Since(x.sent)
-	if at := x.prefill.Sent; !at.IsZero() {
+	if v := x.piecing; v != nil {
+		waited = v.began.Sub(x.sent)
+	} else if at := x.prefill.Sent; !at.IsZero() {
 		waited = at.Sub(x.sent)
 	}
 	x.extra = append(x.extra, "x-inferrail-budget-ms: "...)

@@ -79,7 +79,7 @@ func (x *exchange) conclude(f failure, u usage, known bool) {
 	}
 	if x.predicted >= 0 {
 		s.stats.totals.askedTokens.Add(uint64(max(x.asked.Tokens, 0)))
-		s.stats.totals.expectedTokens.Add(uint64(x.predicted))
+		s.stats.totals.expectedTokens.Add(uint64(x.predicted - x.begunTokens()))
 	}
 	cached, observed := -1, x.observed
 	if known && u.cachedTold {
@@ -233,6 +233,10 @@ type Decision struct {
 	Waits        string  `json:"waits,omitempty"`
 	// HeldMS is for how long the request was held back before it was sent.
 	HeldMS float64 `json:"held_ms,omitempty"`
+	// Pieces is in how many pieces a part of the prompt was computed before. Explain sets
+	// PieceTokens, to how much of it is the first of some, 0 where it is sent whole.
+	Pieces      int `json:"pieces,omitempty"`
+	PieceTokens int `json:"piece_tokens,omitempty"`
 	// PredictedMS is the expected time to first token there.
 	PredictedMS Number           `json:"predicted_ms"`
 	Shadows     []ShadowDecision `json:"shadows,omitempty"`
@@ -359,6 +363,9 @@ func (x *exchange) tellRequest(d *Decision) {
 		Reason: x.choice.Reason, PredictedMS: Number(math.Inf(1)),
 		BudgetMS: float64(x.budget) / float64(time.Millisecond), Admission: x.verdict,
 		HeldMS: float64(x.holding.took) / float64(time.Millisecond),
+	}
+	if x.piecing != nil {
+		d.Pieces = x.piecing.count
 	}
 	if x.class != nil {
 		d.Class = x.class.Name

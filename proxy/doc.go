@@ -15,6 +15,7 @@
 //	choose      choice.go    policy.Policy picks a replica, policy.Admission takes the request or not,
 //	                         and it takes a place at the replica's gate (gate.go), or waits (room.go),
 //	                         or is held back until a replica is nearly free (hold.go)
+//	begin       piece.go     of a long prompt the replica computes a piece, and it is chosen anew
 //	connect     upstream.go  an idle connection that looks alive, or a new one (lookup.go: where)
 //	claim       cache.go     what the replica will hold, taken back if it does not answer
 //	expect      prefill.go   the work that it is comes before the replica

@@ -132,9 +132,11 @@ type Replica struct {
 	rank     atomic.Int32 // +1; 0 is none
 	large    atomic.Bool
 	allChats atomic.Bool
-	gate     gate
-	warmth   warmth
-	failures atomic.Int64 // in a row
+	// takesWhole: it has refused a piece of a prompt.
+	takesWhole atomic.Bool
+	gate       gate
+	warmth     warmth
+	failures   atomic.Int64 // in a row
 	// standing is what is known of it but for its cache.
 	standing policy.Standing
 	stays    policy.RecentMean // seconds that requests have been there

@@ -14,6 +14,8 @@ type holding struct {
 	// latest. took is how long it lasted, once it is over.
 	since, until time.Time
 	took         time.Duration
+	// before is how long it was held before the last piece of its prompt was sent.
+	before time.Duration
 	// key is its place in the order, and prefill what it counts for in room.work.
 	key     float64
 	prefill time.Duration

@@ -39,6 +39,11 @@ func (x *exchange) firstToken(now time.Time) {
 		return
 	}
 	x.observed = took.Seconds()
+	if v := x.piecing; v != nil {
+		// So is what was foretold, and what others would have done is known of the
+		// last piece alone.
+		x.observed, x.judged = now.Sub(v.began).Seconds(), x.judged[:0]
+	}
 	waited := now.Sub(x.sent)
 	x.replica.lately.add(now, waited)
 	x.c.s.stats.sawFirstToken(x, waited)
