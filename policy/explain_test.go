@@ -26,7 +26,7 @@ func anyCandidates(random *rand.Rand, tokens int) []Candidate {
 		c.Ahead = Work{float64(random.IntN(4)), float64(random.IntN(20000)), float64(random.IntN(1e8))}
 		c.Wait = c.Speed.Time(c.Ahead)
 		c.Decoding, c.InFlight, c.Queued = random.Int32N(64), random.Int32N(64), random.Int32N(8)
-		c.Share, c.KV, c.HitRate = random.Float32(), random.Float32(), random.Float64()
+		c.Share, c.KV, c.HitRate = random.Float32(), random.Float32(), float32(random.Float64())
 		if random.IntN(4) == 0 {
 			c.KV = 1
 		}

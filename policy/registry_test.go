@@ -158,7 +158,7 @@ func someCandidates(rng *rand.Rand, hostile bool) []Candidate {
 		case 1, 2:
 			c.Share = 1
 		}
-		c.KV, c.HitRate = float32(number(rng.Float64())), number(rng.Float64())
+		c.KV, c.HitRate = float32(number(rng.Float64())), float32(number(rng.Float64()))
 		c.Exact, c.Large = rng.IntN(2) == 0, rng.IntN(4) == 0
 		if rng.IntN(2) == 0 {
 			c.VRAMTotal = number(80e3)
@@ -502,7 +502,7 @@ func set(t *testing.T, c *Candidate, word string) {
 	case "vram":
 		c.VRAMTotal = x
 	case "hit-rate":
-		c.HitRate = x
+		c.HitRate = float32(x)
 	case "slope":
 		c.Filter.Fast, c.Filter.Slow, c.Filter.Samples = x, x, 100
 	case "offset":
