@@ -30,6 +30,9 @@ func anyCandidates(random *rand.Rand, tokens int) []Candidate {
 		if random.IntN(4) == 0 {
 			c.KV = 1
 		}
+		if random.IntN(4) == 0 {
+			c.Begun, c.Rest = random.Int32N(4), 5*random.Float64()
+		}
 		c.Exact, c.Large = random.IntN(2) == 0, random.IntN(2) == 0
 		c.VRAMTotal = float64(random.IntN(2) * 80000)
 		c.VRAMFree = c.VRAMTotal * random.Float64()
@@ -50,6 +53,7 @@ func TestTermsAddUp(t *testing.T) {
 		for range 500 {
 			r := anyRequest(random)
 			candidates := anyCandidates(random, r.Tokens)
+			begunAmong(r, candidates)
 			costs := make([]float64, len(candidates))
 			p.Score(r, candidates, costs)
 			for i, cost := range costs {
