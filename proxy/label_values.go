@@ -21,6 +21,7 @@ func LabelValues() map[string]map[string][]string {
 			retried = append(retried, f.label())
 		}
 	}
+	pieces := append([]string{pieceComputed, pieceRefused}, outcomes[1:]...)
 	for _, status := range []int{500, 502, 503, 504} { // saysUnavailable
 		retried = append(retried, "status_"+strconv.Itoa(status))
 	}
@@ -43,6 +44,7 @@ func LabelValues() map[string]map[string][]string {
 		"inferrail_prompts_total":              {"outcome": prompts},
 		"inferrail_prompt_cached_tokens_total": {"kind": {"predicted", "actual", "unverified"}},
 		"inferrail_admissions_total":           {"verdict": policy.AdmissionReasons()},
+		"inferrail_pieces_total":               {"outcome": pieces},
 		"inferrail_decisions_total":            {"policy": policy.Names(), "reason": policy.Reasons()},
 		"inferrail_responses_total":            {"tier": tiers, "reason": slices.Concat([]string{""}, joinReasons[:])},
 		"inferrail_relay_chunks_total":         {"tier": tiers},

@@ -91,7 +91,7 @@ func (x *exchange) sendPiece(n int) failure {
 	v.count++
 	v.rest.Stay(&r.standing, c.Speed.Time(policy.Prefill(x.asked.Tokens-n, n)))
 	f := x.computePiece(n, c)
-	outcome := "computed"
+	outcome := pieceComputed
 	switch {
 	case f.retried():
 		v.off, outcome = true, f.label()
@@ -101,7 +101,7 @@ func (x *exchange) sendPiece(n int) failure {
 			r.failed(x.failedWith(f))
 		}
 	case x.response.status != http.StatusOK:
-		v.off, outcome = true, "status_"+strconv.Itoa(x.response.status)
+		v.off, outcome = true, pieceRefused
 		if x.response.status/100 == 4 && x.response.status != http.StatusTooManyRequests && !r.takesWhole.Swap(true) {
 			x.c.s.log.Warn("the engine does not compute prompts in pieces; it is sent all whole", "replica", r.ID, "status", x.response.status)
 		}
@@ -227,6 +227,12 @@ func (x *exchange) writePiece() failure {
 	x.left = append(x.pieces[:0], x.out, v.body)
 	return x.sendLeft()
 }
+
+// What comes of a piece, beside failures.
+const (
+	pieceComputed = "computed"
+	pieceRefused  = "refused"
+)
 
 // endPieces says that nothing is left to compute in pieces.
 func (x *exchange) endPieces() {
