@@ -15,13 +15,16 @@ import (
 // hold the metrics against.
 func LabelValues() map[string]map[string][]string {
 	var outcomes, retried, prompts []string
+	pieces := []string{pieceComputed, pieceRefused, clientLeft.label(), shutDown.label()}
 	for f := none; f < failures; f++ {
 		outcomes = append(outcomes, f.label())
 		if f.retried() {
 			retried = append(retried, f.label())
 		}
+		if f >= connectFailed && f <= noSocket {
+			pieces = append(pieces, f.label())
+		}
 	}
-	pieces := append([]string{pieceComputed, pieceRefused}, outcomes[1:]...)
 	for _, status := range []int{500, 502, 503, 504} { // saysUnavailable
 		retried = append(retried, "status_"+strconv.Itoa(status))
 	}
