@@ -57,11 +57,7 @@ func (f *Fleet) Serve(ctx context.Context, w *workload.Workload, p policy.Policy
 	if err := r.serve(ctx); err != nil {
 		return nil, err
 	}
-	out := &Outcome{Records: r.records, Counts: make([]simulator.Counts, len(r.engines)), Gaps: &r.gaps}
-	for i, e := range r.engines {
-		out.Counts[i] = e.Counts()
-	}
-	return out, nil
+	return r.outcome(), nil
 }
 
 // run is one run: a loop over what happens, in the order of time. What happens at one
@@ -197,6 +193,15 @@ func newRun(f *Fleet, w *workload.Workload, p policy.Policy, o Options) (*run, e
 		r.settle(i)
 	}
 	return r, nil
+}
+
+// outcome is what came of it.
+func (r *run) outcome() *Outcome {
+	out := &Outcome{Records: r.records, Counts: make([]simulator.Counts, len(r.engines)), Gaps: &r.gaps}
+	for i, e := range r.engines {
+		out.Counts[i] = e.Counts()
+	}
+	return out
 }
 
 // start is when a run begins as the agent's code has it.
