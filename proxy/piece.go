@@ -89,7 +89,7 @@ func (x *exchange) sendPiece(n int) failure {
 	}
 	v := x.piecing
 	v.count++
-	v.rest.Stay(&r.standing, c.Speed.Time(policy.Prefill(x.asked.Tokens-n, n)))
+	v.rest.Stay(&r.standing, c.Speed.Time(policy.Prefill(x.asked.Tokens-n, n)), 0)
 	f := x.computePiece(n, c)
 	outcome := pieceComputed
 	switch {

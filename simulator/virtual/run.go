@@ -144,6 +144,7 @@ const (
 	noteTick                     // agent lets who waits try again
 	noteHeld                     // visit was held for as long as it may be
 	noteRelease                  // agent sends who is held and can go
+	noteParked                   // agent looks at who is parked
 	noteThrottle                 // engine takes so many times as long
 )
 
@@ -327,6 +328,8 @@ func (r *run) happen(n *note) {
 		}
 	case noteRelease:
 		n.agent.release()
+	case noteParked:
+		n.agent.unpark()
 	case noteThrottle:
 		r.engines[n.engine].Slow(n.by, r.now)
 		r.settle(n.engine)
