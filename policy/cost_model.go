@@ -433,7 +433,10 @@ func (m *CostModel) yield(r *Request, c *Candidate) float64 {
 		return 0
 	}
 	fill := c.Speed.fill(float64(max(r.Tokens, 0)), m.counted(c)*float64(c.held(r)))
-	return m.Yield * max(min(float64(c.Begun)*fill, c.Rest), 0)
+	if wait := min(float64(c.Begun)*fill, c.Rest); wait > 0 {
+		return m.Yield * wait
+	}
+	return 0 // or no number, and then what it is made of excludes the candidate
 }
 
 // pressure is what it costs that requests wait for room in a KV cache that is full.

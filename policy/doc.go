@@ -47,5 +47,6 @@
 //	admission.go     whether a request is taken, separate from where it goes
 //	queue.go         the order of those that wait: classes, and tenants in turn
 //	holding.go       what is held back until a replica is nearly free, shortest first
+//	pieces.go        what is computed in pieces, so that others need not wait for all of it
 //	budget.go        what an API key may use
 package policy

@@ -24,7 +24,8 @@ const (
 	// wholeUpTo is how many times a piece's length a prompt takes at most that is sent
 	// whole: less is not worth another request.
 	wholeUpTo = 1.5
-	// leastPiece is how many tokens a piece has at least.
+	// leastPiece is how many tokens a piece has at least, and then as many more as its last
+	// block takes.
 	leastPiece = 512
 	// MostPieces is in how many pieces a prompt is computed at most, and then the rest.
 	MostPieces = 64
@@ -44,21 +45,22 @@ func (p Pieces) With(by Policy) Pieces {
 // Where the KV cache is nearly full what one piece has left there may be gone before the
 // next, and so nothing is cut.
 func (p Pieces) Cut(r *Request, c *Candidate, block int) int {
-	held := c.held(r)
+	held := max(c.held(r), 0)
 	if !(p.Length > 0) || block <= 0 || c.KV > fullCache || !(c.Speed.fill(float64(r.Tokens), float64(held)) > wholeUpTo*p.Length) {
 		return 0
 	}
-	// So many more as take Length: A·u + B·u·(held + u/2) + D.
+	// So many more as take Length, A·u + B·u·(held + u/2) + D: of the two forms of the root
+	// the one that is as good where B is next to nothing, or nothing.
 	a, b := c.Speed.A+c.Speed.B*float64(held), c.Speed.B/2
 	left := max(p.Length-c.Speed.D, 0)
-	u := left / a
-	if b > 0 {
-		u = (math.Sqrt(a*a+4*b*left) - a) / (2 * b)
-	}
+	u := 2 * left / (a + math.Sqrt(a*a+4*b*left))
 	if !(u < float64(r.Tokens)) {
 		return 0
 	}
-	n := (held + max(int(u), leastPiece)) / block * block
+	n := (held + int(max(u, 0))) / block * block
+	if n-held < leastPiece {
+		n = (held + leastPiece + block - 1) / block * block
+	}
 	if n <= held || n >= r.Tokens {
 		return 0
 	}
@@ -79,7 +81,10 @@ type Rest struct {
 // Stay says that the prompt has so many seconds left at s, and nothing elsewhere.
 func (r *Rest) Stay(s *Standing, seconds float64) {
 	r.End()
-	r.at, r.seconds = s, int64(min(max(seconds, 0), MostTTFT)*1e9)
+	if !(seconds > 0) {
+		seconds = 0 // of a speed that is broken
+	}
+	r.at, r.seconds = s, int64(min(seconds, MostTTFT)*1e9)
 	s.begun.prompts.Add(1)
 	s.begun.seconds.Add(r.seconds)
 }

@@ -67,27 +67,27 @@ type Candidate struct {
 	// Queued is how many requests wait for the engine to begin with them, as it
 	// says; 0 too when it does not.
 	Queued int32
-	// Key is a hash of the replica's name: the same for every agent and at all
-	// times.
-	Key uint64
-	// Ahead is the work that Wait is made of.
-	Ahead Work
 	// Begun is how many prompts have been computed in part there and wait for the rest to
 	// be, which takes Rest seconds of all of them. It is behind what comes now, unless that
 	// goes elsewhere. Where there are some, Request.Begun is set.
 	Begun int32
 	Rest  float64
+	// Key is a hash of the replica's name: the same for every agent and at all
+	// times.
+	Key uint64
+	// Ahead is the work that Wait is made of.
+	Ahead Work
 	// Late is by how many seconds first tokens come later there than by Wait and Speed,
 	// in a moment like this, or, below 0, earlier. No policy goes by it.
 	Late float64
 	// VRAMFree and VRAMTotal are the GPU's memory, in MB; VRAMTotal is 0 when they
 	// are not known (nlms).
 	VRAMFree, VRAMTotal float64
-	// HitRate is the share of prompt tokens that the engine has found in its cache
-	// lately, 0 to 1 (nlms).
-	HitRate float64
 	// Filter is what nlms has learned of it.
 	Filter FilterState
+	// HitRate is the share of prompt tokens that the engine has found in its cache
+	// lately, 0 to 1 (nlms).
+	HitRate float32
 	// Exact: what it has cached is known from its own events.
 	Exact bool
 	// Large: the replica is meant for large requests (nlms).

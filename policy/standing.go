@@ -100,7 +100,7 @@ func (s *Standing) Describe(c *Candidate, inside, pending int, now time.Time) {
 		c.InFlight, c.Decoding = Count(inFlight+requests), Count(decoding+requests-waiting)
 	}
 	c.Late = s.late[momentOf(c)].Get()
-	c.KV, c.Queued, c.HitRate = float32(l.KV), Count(l.Waiting), l.HitRate
+	c.KV, c.Queued, c.HitRate = float32(l.KV), Count(l.Waiting), float32(l.HitRate)
 	c.VRAMFree, c.VRAMTotal = l.VRAMFree, l.VRAMTotal
 }
 

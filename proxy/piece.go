@@ -128,9 +128,12 @@ func (x *exchange) sendPiece(n int) (stays bool, f failure) {
 	v.count++
 	v.rest.Stay(&r.standing, c.Speed.Time(policy.Prefill(x.asked.Tokens-n, n)))
 	f = x.computePiece(n, c)
-	outcome := "computed"
-	if f != none || x.response.status != http.StatusOK {
-		v.off, v.failed, outcome = true, true, x.outcome(f)
+	outcome, computed := pieceComputed, f == none && x.response.status == http.StatusOK
+	if !computed {
+		v.off, v.failed, outcome = true, true, pieceRefused
+		if f != none {
+			outcome = f.label()
+		}
 		v.rest.End()
 	}
 	x.c.s.stats.pieces.WithLabelValues(x.modelLabel(), outcome).Inc()
@@ -147,7 +150,7 @@ func (x *exchange) sendPiece(n int) (stays bool, f failure) {
 	case x.response.status/100 == 4 && x.response.status != http.StatusTooManyRequests:
 		v.refused, v.status = r, x.response.status
 	}
-	if outcome == "computed" && !x.goesOn() {
+	if computed && !x.goesOn() {
 		v.off = true
 		x.leaveBacklog(time.Now())
 		x.lookAgain()
@@ -293,6 +296,12 @@ func (x *exchange) writePiece() failure {
 	x.left = append(x.pieces[:0], x.out, v.body)
 	return x.sendLeft()
 }
+
+// What comes of a piece, beside failures.
+const (
+	pieceComputed = "computed"
+	pieceRefused  = "refused"
+)
 
 // endPieces says that nothing is left to compute in pieces. What is expected of all is
 // what was when it began.

@@ -317,7 +317,7 @@ func TestPieces(t *testing.T) {
 	if out := d.Outcome; out.FirstTokenMS == nil || *out.FirstTokenMS < 60 || *out.CachedTokens != 0 {
 		t.Errorf("the outcome is %+v", out)
 	}
-	if n := r.outcomes("computed"); n != 2 {
+	if n := r.outcomes(pieceComputed); n != 2 {
 		t.Errorf("%d pieces are counted", n)
 	}
 	for _, vec := range []float64{
@@ -620,8 +620,8 @@ func TestPiecesFail(t *testing.T) {
 				}
 				r.settled()
 			}
-			if n := r.engines[0].pieces(); n != again || r.outcomes(fmt.Sprint("status_", code)) != again {
-				t.Errorf("%d pieces were sent, %d counted, want %d", n, r.outcomes(fmt.Sprint("status_", code)), again)
+			if n := r.engines[0].pieces(); n != again || r.outcomes(pieceRefused) != again {
+				t.Errorf("%d pieces were sent, %d counted, want %d", n, r.outcomes(pieceRefused), again)
 			}
 			if n := r.engines[0].raw.accepted(); n != 1 {
 				t.Errorf("%d connections", n)
@@ -668,7 +668,7 @@ func TestPiecesFail(t *testing.T) {
 			r.begins("id", completion(long("a"))).expects(200, "whole")
 			r.settled()
 			pieces := 1
-			if outcome == "computed" {
+			if outcome == pieceComputed {
 				pieces = 2
 			}
 			if got := r.outcomes(outcome); got != pieces || e.pieces() != pieces {
@@ -706,7 +706,7 @@ func TestPiecesFail(t *testing.T) {
 			}
 		}
 	})
-	f("an answer in chunks", "computed", 0, func(e *piecesEngine, c *engineSide, a *askedOf) {
+	f("an answer in chunks", pieceComputed, 0, func(e *piecesEngine, c *engineSide, a *askedOf) {
 		body := e.usage(a)
 		io.WriteString(c, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"+chunk(body[:20]))
 		time.Sleep(5 * time.Millisecond)
@@ -714,31 +714,31 @@ func TestPiecesFail(t *testing.T) {
 		time.Sleep(5 * time.Millisecond)
 		io.WriteString(c, "\r\n")
 	})
-	f("one that lasts until the end", "computed", 0, func(e *piecesEngine, c *engineSide, a *askedOf) {
+	f("one that lasts until the end", pieceComputed, 0, func(e *piecesEngine, c *engineSide, a *askedOf) {
 		io.WriteString(c, "HTTP/1.1 200 OK\r\n\r\n")
 		body := e.usage(a)
 		time.Sleep(5 * time.Millisecond)
 		io.WriteString(c, body)
 		c.Close()
 	})
-	f("one that is followed by something", "computed", 0, func(e *piecesEngine, c *engineSide, a *askedOf) {
+	f("one that is followed by something", pieceComputed, 0, func(e *piecesEngine, c *engineSide, a *askedOf) {
 		io.WriteString(c, fixed(e.usage(a))+"HTTP/1.1 200 OK\r\n")
 	})
-	f("one that says that it closes", "computed", 0, func(e *piecesEngine, c *engineSide, a *askedOf) {
+	f("one that says that it closes", pieceComputed, 0, func(e *piecesEngine, c *engineSide, a *askedOf) {
 		body := e.usage(a)
 		io.WriteString(c, fmt.Sprintf("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s", len(body), body))
 		c.Close()
 	})
-	f("one without a body", "computed", 0, func(e *piecesEngine, c *engineSide, a *askedOf) {
+	f("one without a body", pieceComputed, 0, func(e *piecesEngine, c *engineSide, a *askedOf) {
 		e.store(a.ids)
 		io.WriteString(c, fixed(""))
 	})
-	f("after others that are interim", "computed", 0, func(e *piecesEngine, c *engineSide, a *askedOf) {
+	f("after others that are interim", pieceComputed, 0, func(e *piecesEngine, c *engineSide, a *askedOf) {
 		io.WriteString(c, "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n")
 		time.Sleep(5 * time.Millisecond)
 		io.WriteString(c, fixed(e.usage(a)))
 	})
-	f("no content", "status_204", 0, says("HTTP/1.1 204 No Content\r\n\r\n"))
+	f("no content", pieceRefused, 0, says("HTTP/1.1 204 No Content\r\n\r\n"))
 
 	t.Run("nothing, until the request's time is over", func(t *testing.T) {
 		for _, begun := range []string{"", "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"} {
@@ -778,8 +778,8 @@ func TestPiecesFail(t *testing.T) {
 		r.begins("short", completion("short")).expects(200, "whole")
 		r.begins("id", completion(long("a"))).expects(200, "whole")
 		r.has(0, "short", "id-piece1", "id-piece1", "id-piece2", "id")
-		if n := r.s.Datapath().Replays; n != 1 || r.outcomes("computed") != 2 {
-			t.Errorf("%d replays, %d pieces", n, r.outcomes("computed"))
+		if n := r.s.Datapath().Replays; n != 1 || r.outcomes(pieceComputed) != 2 {
+			t.Errorf("%d replays, %d pieces", n, r.outcomes(pieceComputed))
 		}
 		r.settled()
 	})
@@ -810,7 +810,7 @@ func TestPiecesFail(t *testing.T) {
 		r.change(func(m *Model) { m.Replicas = r.replicas })
 		r.begins("id", completion("a "+words(3_500_000))).expects(200, "whole")
 		r.settled()
-		if n := r.outcomes("status_413") + r.outcomes("engine_died"); n != 1 || early.Load() != 2 {
+		if n := r.outcomes(pieceRefused) + r.outcomes("engine_died"); n != 1 || early.Load() != 2 {
 			t.Errorf("%d pieces were refused, %d connections", n, early.Load())
 		}
 	})
@@ -1153,9 +1153,9 @@ func TestPiecesUnderRaces(t *testing.T) {
 	watched.Wait()
 	r.settled()
 	t.Logf("%d were answered, %d have left; %d pieces computed, %d died, %d refused", answered.Load(), left.Load(),
-		r.outcomes("computed"), r.outcomes("engine_died"), r.outcomes("status_400"))
-	if answered.Load() < 100 || r.outcomes("computed") < 20 || r.outcomes("engine_died") == 0 {
-		t.Errorf("%d were answered, of whom %d pieces were computed, and %d died", answered.Load(), r.outcomes("computed"), r.outcomes("engine_died"))
+		r.outcomes(pieceComputed), r.outcomes("engine_died"), r.outcomes(pieceRefused))
+	if answered.Load() < 100 || r.outcomes(pieceComputed) < 20 || r.outcomes("engine_died") == 0 {
+		t.Errorf("%d were answered, of whom %d pieces were computed, and %d died", answered.Load(), r.outcomes(pieceComputed), r.outcomes("engine_died"))
 	}
 }
 
