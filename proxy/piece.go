@@ -150,7 +150,7 @@ func (x *exchange) sendPiece(n int) (stays bool, f failure) {
 	case x.response.status/100 == 4 && x.response.status != http.StatusTooManyRequests:
 		v.refused, v.status = r, x.response.status
 	}
-	if computed && !x.goesOn() {
+	if f == none && !x.goesOn() {
 		v.off = true
 		x.leaveBacklog(time.Now())
 		x.lookAgain()
