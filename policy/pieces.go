@@ -93,11 +93,16 @@ type Rest struct {
 // Stay says that the prompt has so many seconds left at s, and nothing elsewhere. key is its
 // place in the order of those that have begun there (Pieces.Key).
 func (r *Rest) Stay(s *Standing, seconds, key float64) {
-	r.End()
 	if !(seconds > 0) {
 		seconds = 0 // of a speed that is broken
 	}
-	r.at, r.seconds, r.key = s, int64(min(seconds, MostTTFT)*1e9), key
+	left := int64(min(seconds, MostTTFT) * 1e9)
+	if r.at == s {
+		s.begun.change(r, left, key)
+		return
+	}
+	r.End()
+	r.at, r.seconds, r.key = s, left, key
 	s.begun.enter(r)
 }
 
@@ -142,6 +147,14 @@ func (b *begun) enter(r *Rest) {
 	b.list = append(b.list, r)
 }
 
+// change keeps the place of r among equals.
+func (b *begun) change(r *Rest, left int64, key float64) {
+	b.seconds.Add(left - r.seconds)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	r.seconds, r.key = left, key
+}
+
 func (b *begun) leave(r *Rest) {
 	b.prompts.Add(-1)
 	b.seconds.Add(-r.seconds)
@@ -156,9 +169,9 @@ func (b *begun) leave(r *Rest) {
 func (b *begun) first(r *Rest) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	first := r
-	for _, o := range b.list {
-		if o.key < first.key || o.key == first.key && first == r {
+	first := b.list[0] // r is in it
+	for _, o := range b.list[1:] {
+		if o.key < first.key {
 			first = o
 		}
 	}

@@ -38,7 +38,10 @@ func TestPiecesCut(t *testing.T) {
 
 	// At least 512 tokens, however long they take, and at least a block.
 	f(half, 20_000, 16, Candidate{Speed: Speed{A: 1e-3}}, 512)
-	f(half, 20_000, 16, Candidate{Speed: Speed{A: 1e-5, D: 3}}, 512)
+	f(half, 20_000, 784, Candidate{Speed: Speed{A: 1e-2, D: 3}}, 3920)
+	// As long as it takes to compute 15 prompts of no tokens, less one.
+	f(half, 20_000, 16, Candidate{Speed: Speed{A: 1e-4, D: 0.05}}, 6992)
+	f(half, 20_000, 16, Candidate{Speed: Speed{A: 1e-4, D: 3}}, 0)
 	f(half, 20_000, 528, Candidate{Speed: Speed{A: 1e-3}}, 528)
 	f(half, 20_000, 48, Candidate{Speed: Speed{A: 1e-3}}, 528)
 	f(half, 20_000, 784, Candidate{Speed: even}, 4704)
@@ -58,11 +61,12 @@ func TestPiecesCut(t *testing.T) {
 func longestPiece(p Pieces, r *Request, c *Candidate, block int) int {
 	held := min(int(c.Cached), r.Tokens)
 	time := func(to int) float64 { return c.Speed.Time(Prefill(to-held, held)) }
-	if p.Length <= 0 || c.KV > 0.9 || time(r.Tokens) <= 1.5*p.Length {
+	length := max(p.Length, 15*c.Speed.D)
+	if p.Length <= 0 || c.KV > 0.9 || time(r.Tokens) <= 1.5*length {
 		return 0
 	}
 	n := held / block * block
-	for n+block < r.Tokens && (n+block-held < 512 || time(n+block) <= p.Length) {
+	for n+block < r.Tokens && (n+block-held < 512 || time(n+block) <= length) {
 		n += block
 	}
 	for n-held < 512 {
@@ -104,7 +108,8 @@ func TestPiecesCutAsModel(t *testing.T) {
 			took := func(to int) float64 { return c.Speed.Time(Prefill(to-held, held)) }
 			got, want := p.Cut(r, c, block), longestPiece(p, r, c, block)
 			near := func(took, limit float64) bool { return math.Abs(took-limit) <= 1e-9*limit }
-			if got != want && !near(took(max(got, want)), p.Length) && !near(took(r.Tokens), 1.5*p.Length) {
+			length := max(p.Length, 15*c.Speed.D)
+			if got != want && !near(took(max(got, want)), length) && !near(took(r.Tokens), 1.5*length) {
 				t.Fatalf("pieces of %v s, %d tokens in blocks of %d at %+v: the next ends at %d, want %d", p.Length, r.Tokens, block, *c, got, want)
 			}
 			if got == 0 {
@@ -181,11 +186,12 @@ func TestRestAddsUp(t *testing.T) {
 		standings := make([]Standing, 4)
 		rests := make([]Rest, 1+rng.IntN(10))
 		type place struct {
-			at      *Standing
-			seconds float64
+			at           *Standing
+			seconds, key float64
+			since        int // when it came there
 		}
 		want := make([]place, len(rests))
-		for range 100 {
+		for step := range 100 {
 			k := rng.IntN(len(rests))
 			if rng.IntN(3) == 0 {
 				rests[k].End()
@@ -193,10 +199,24 @@ func TestRestAddsUp(t *testing.T) {
 			} else {
 				s := &standings[rng.IntN(len(standings))]
 				seconds := []float64{20 * rng.Float64(), 20 * rng.Float64(), 0, -1, math.NaN(), math.Inf(1), math.Inf(-1), 1e300}[rng.IntN(8)]
-				rests[k].Stay(s, seconds)
-				want[k] = place{s, 0}
+				key, since := float64(rng.IntN(3)), step
+				if want[k].at == s {
+					since = want[k].since
+				}
+				rests[k].Stay(s, seconds, key)
+				want[k] = place{s, 0, key, since}
 				if seconds > 0 {
 					want[k].seconds = min(seconds, MostTTFT)
+				}
+			}
+			for k := range rests {
+				first := true
+				for _, o := range want {
+					w := want[k]
+					first = first && !(w.at != nil && o.at == w.at && (o.key < w.key || o.key == w.key && o.since < w.since))
+				}
+				if got := rests[k].First(); got != first {
+					t.Fatalf("prompt %d of %+v is the first: %v, want %v", k, want, got, first)
 				}
 			}
 			for i := range standings {
@@ -249,7 +269,7 @@ func TestRestFromManyGoroutines(t *testing.T) {
 			var r Rest
 			for range 2000 {
 				s := &standings[rng.IntN(len(standings))]
-				if r.Stay(s, rng.Float64()); rng.IntN(3) == 0 {
+				if r.Stay(s, rng.Float64(), rng.Float64()); rng.IntN(3) == 0 {
 					r.End()
 				}
 				c := begunAt(s)
@@ -277,7 +297,7 @@ func TestPiecesAllocNothing(t *testing.T) {
 		if p.Cut(r, c, 16) == 0 {
 			t.Error("nothing is cut")
 		}
-		rest.Stay(&s, 1)
+		rest.Stay(&s, 1, 1)
 		s.begun.describe(c)
 		rest.Apart(&s, c)
 		rest.End()

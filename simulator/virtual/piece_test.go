@@ -70,8 +70,11 @@ func TestPiecesSchedule(t *testing.T) {
 	// One that comes when the last piece has begun waits for that.
 	f(half, []float64{1659.5, 1694.63}, long, asking(980, 500))
 
-	// Two long ones take turns, and each waits for the pieces of the other.
-	f(half, []float64{2632.42, 3319}, long, asking(1, 23_000))
+	// Two long ones do not take turns: the second begins when the rest of the first is asked
+	// for. One with less left goes before that: 14,000 tokens are a piece like
+	// the first and 452.71 ms.
+	f(half, []float64{1659.5, 3319}, long, asking(1, 23_000))
+	f(half, []float64{2607.5, 1443.29}, asking(0, 23_000), asking(1, 14_000))
 
 	// One and a half pieces are not worth two requests: 742.57 ms.
 	f(half, []float64{742.57, 777.69}, asking(0, 11_240), asking(1, 500))
@@ -272,9 +275,15 @@ func TestPiecesAreHeld(t *testing.T) {
 // at once.
 func TestPiecesAreNotMany(t *testing.T) {
 	s := pieceScene(asking(0, 100_000))
-	s.fleet.Pieces = 20 * time.Millisecond // of 512 tokens each, which is the least
+	s.fleet.Pieces = 20 * time.Millisecond // and 15 times the 5 ms of each prompt
 	o := s.serve(t)
-	if got, want := o.Counts[0].Queried, 512*64*65/2+100_000; got != want || o.Records[0].Failure != "" {
-		t.Errorf("the engine was asked for %d tokens in all, want %d; %+v", got, want, o.Records[0])
+	asked, held := 100_000, 0
+	for range 64 {
+		c := policy.Candidate{Speed: policy.DefaultSpeed, Cached: int32(held)}
+		held = policy.Pieces{Length: 0.02}.Cut(&policy.Request{Tokens: 100_000}, &c, 512)
+		asked += held
+	}
+	if got := o.Counts[0].Queried; got != asked || held == 0 || o.Records[0].Failure != "" {
+		t.Errorf("the engine was asked for %d tokens in all, want %d, the last piece ending at %d; %+v", got, asked, held, o.Records[0])
 	}
 }

@@ -71,6 +71,9 @@ func newScene(t testing.TB, seed uint64) *scene {
 	}
 	if rng.IntN(2) == 0 {
 		s.fleet.Pieces = time.Duration(5+rng.IntN(40)) * time.Millisecond
+		for i := range s.fleet.Engines {
+			s.fleet.Engines[i].PrefillD = 50 // or hardly any prompt would be worth cutting
+		}
 		if rng.IntN(2) == 0 { // few would be cut otherwise
 			s.policy, s.fleet.Events = policy.NewCostModel(), true
 		}
