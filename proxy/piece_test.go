@@ -668,6 +668,7 @@ func TestPiecesFail(t *testing.T) {
 			e := r.engines[0]
 			var told atomic.Int64
 			r.replicas[0].OnFailure = func(int, error) { told.Add(1) }
+			r.change(func(m *Model) {}) // it is set before the replica is published
 			e.does(func(c *engineSide, a *askedOf) bool {
 				if a.piece > 0 {
 					do(e, c, a)
