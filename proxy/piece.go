@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/inferrail/inferrail/index"
@@ -17,8 +18,9 @@ import (
 // rule of Model.Pieces. The exchange makes one for the first piece, since few have any, and
 // uses it on its goroutine until the request is over.
 type piecing struct {
-	// rest is what is left of the prompt, and where.
+	// rest is what is left of the prompt at the replica at, nil for nowhere.
 	rest policy.Rest
+	at   *Replica
 	// count is how many pieces were sent. off: what is left is sent whole. failed: a piece
 	// was not computed, or the request itself failed after them, and so what was foretold
 	// for all of it is void.
@@ -68,6 +70,14 @@ func (x *exchange) place() failure {
 			x.endPieces()
 			return none
 		}
+		c := &x.candidates[x.choice.Index]
+		x.remain(c, int(c.Cached))
+		if !x.piecing.rest.First() && x.goesOn() {
+			if f := x.park(); f != none {
+				return f
+			}
+			continue
+		}
 		if stays, f := x.sendPiece(n); stays || f != none {
 			x.endPieces()
 			if f != none {
@@ -109,6 +119,82 @@ func (x *exchange) nextPiece() int {
 	return n
 }
 
+// remain says that what is behind the first n tokens of the prompt is left to compute at the
+// replica where the request has its place, which c was described of.
+func (x *exchange) remain(c *policy.Candidate, n int) {
+	if x.piecing == nil {
+		x.piecing = &piecing{began: time.Now(), expected: x.expected}
+	}
+	v, r := x.piecing, x.replica
+	if v.at != r {
+		v.leave()
+	}
+	left := c.Speed.Time(policy.Prefill(x.asked.Tokens-n, n))
+	v.rest.Stay(&r.standing, left, x.model.Pieces.Key(x.sent.Sub(epoch).Seconds(), left))
+	v.at = r
+}
+
+// leave says that nothing is left anywhere, and tells those who have waited for that.
+func (v *piecing) leave() {
+	v.rest.End()
+	if v.at != nil {
+		v.at.parked.wake()
+		v.at = nil
+	}
+}
+
+// park leaves the replica, where another prompt has begun that comes first, and waits until
+// that is done, or for so long that there may be a better replica by now.
+func (x *exchange) park() failure {
+	c, r := x.c, x.replica
+	x.leave()
+	x.holding = holding{before: x.holding.took, took: x.holding.took}
+	c.expect(earlier(x.until, time.Now().Add(roomTick)))
+	r.parked.enter(c)
+	defer r.parked.leave(c)
+	// After expect no news is lost; what came before it is looked for.
+	if !x.piecing.rest.First() {
+		if f := c.wait(none); f != none {
+			return f
+		}
+	}
+	if !time.Now().Before(x.until) {
+		return queueTimeout
+	}
+	x.lookAgain()
+	return none
+}
+
+// parking is where requests wait whose prompts have begun at a replica until those that
+// come before them are done. Any goroutine may call its methods. The zero value is empty.
+type parking struct {
+	mu    sync.Mutex // guards conns
+	conns []*conn
+}
+
+func (p *parking) enter(c *conn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.conns = append(p.conns, c)
+}
+
+func (p *parking) leave(c *conn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if i := slices.Index(p.conns, c); i >= 0 {
+		p.conns = slices.Delete(p.conns, i, i+1)
+	}
+}
+
+// wake lets all look whether it is their turn.
+func (p *parking) wake() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range p.conns {
+		c.wake()
+	}
+}
+
 // mostDigits is how many bytes a token takes in a body that names it by its number.
 const mostDigits = 7
 
@@ -120,13 +206,9 @@ const mostDigits = 7
 // stays: it still has its place, and is sent whole there, for there is none elsewhere. The
 // replica is about to leave the fleet, and finishes what it has.
 func (x *exchange) sendPiece(n int) (stays bool, f failure) {
-	r, c := x.replica, &x.candidates[x.choice.Index]
-	if x.piecing == nil {
-		x.piecing = &piecing{began: time.Now(), expected: x.expected}
-	}
-	v := x.piecing
+	r, c, v := x.replica, &x.candidates[x.choice.Index], x.piecing
 	v.count++
-	v.rest.Stay(&r.standing, c.Speed.Time(policy.Prefill(x.asked.Tokens-n, n)))
+	x.remain(c, n)
 	f = x.computePiece(n, c)
 	outcome, computed := pieceComputed, f == none && x.response.status == http.StatusOK
 	if !computed {
@@ -134,7 +216,7 @@ func (x *exchange) sendPiece(n int) (stays bool, f failure) {
 		if f != none {
 			outcome = f.label()
 		}
-		v.rest.End()
+		v.leave()
 	}
 	x.c.s.stats.pieces.WithLabelValues(x.modelLabel(), outcome).Inc()
 	switch {
@@ -310,7 +392,7 @@ func (x *exchange) endPieces() {
 	if v == nil {
 		return
 	}
-	v.rest.End()
+	v.leave()
 	if v.foretold() {
 		x.expected = v.expected
 	}

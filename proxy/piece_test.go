@@ -81,7 +81,7 @@ func newPiecesRig(t testing.TB, engines int) *piecesRig {
 func (r *piecesRig) takes(d time.Duration) {
 	for i, e := range r.engines {
 		e.each.Store(int64(d))
-		r.replicas[i].standing.Calibration.SetPrior(policy.Speed{A: d.Seconds(), D: 1e-4})
+		r.replicas[i].standing.Calibration.SetPrior(policy.Speed{A: d.Seconds(), D: 1e-7})
 	}
 }
 

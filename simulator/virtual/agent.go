@@ -37,6 +37,7 @@ type agent struct {
 	heldWork float64
 	releases time.Duration
 	pieces   policy.Pieces
+	parked   []*visit // in the order in which they came there
 
 	// The memory of one decision.
 	candidates []policy.Candidate
@@ -235,10 +236,16 @@ func sessionOf(q *workload.Request) uint64 {
 func (a *agent) send(v *visit, now time.Time) {
 	r, i := a.run, v.choice
 	if n := a.cut(v); n > 0 {
-		a.sendPiece(v, n, now)
+		if a.stay(v, int(a.candidates[i].Cached)); v.rest.First() {
+			a.sendPiece(v, n, now)
+		} else {
+			a.park(v)
+		}
 		return
 	}
-	v.rest.End()
+	if v.rest.End(); len(a.parked) > 0 {
+		a.run.after(0, note{kind: noteParked, agent: a})
+	}
 	s, p := &a.slots[i], &a.prompts[r.sizeOf[i]]
 	s.inFlight++
 	v.engine = i
@@ -326,6 +333,7 @@ func (a *agent) tick() { a.run.after(roomTick, note{kind: noteTick, agent: a}) }
 // news sends what is held and can go, and lets those in the room try, in their order,
 // until one is refused.
 func (a *agent) news() {
+	a.unpark()
 	a.release()
 	for t := a.room.Peek(); t != nil; t = a.room.Peek() {
 		if !a.try(t.Value) {

@@ -37,6 +37,14 @@ func (v *visit) foresee(cached int) {
 	}
 }
 
+// stay says that what is behind the first n tokens of the prompt is left to compute at the
+// replica that was chosen.
+func (a *agent) stay(v *visit, n int) {
+	c := &a.candidates[v.choice]
+	left := c.Speed.Time(policy.Prefill(v.asked.Tokens-n, n))
+	v.rest.Stay(&a.slots[v.choice].standing, left, a.pieces.Key(v.came.Sub(start).Seconds(), left))
+}
+
 // sendPiece sends the first n tokens of the prompt to the replica that was chosen, as a
 // request for one token.
 func (a *agent) sendPiece(v *visit, n int, now time.Time) {
@@ -44,8 +52,7 @@ func (a *agent) sendPiece(v *visit, n int, now time.Time) {
 	size := a.run.sizeOf[i]
 	v.foresee(a.prompts[size].Cached(a.looks[size].Held(i)))
 	v.cuts++
-	c := &a.candidates[i]
-	v.rest.Stay(&a.slots[i].standing, c.Speed.Time(policy.Prefill(v.asked.Tokens-n, n)))
+	a.stay(v, n)
 	piece := &visit{
 		request: &workload.Request{At: v.request.At, Output: 1, Parts: v.request.Parts}, record: &workload.Record{},
 		agent: a, came: v.came, taken: v.taken, choice: i, expected: v.expected, course: course{of: v},
@@ -63,10 +70,28 @@ func (a *agent) goOn(piece *visit) {
 		v.found = piece.record.Cached
 	}
 	v.record.Computed += piece.record.Computed
+	a.again(v, now)
+}
+
+// again chooses for a request that has begun.
+func (a *agent) again(v *visit, now time.Time) {
 	a.describe(v, now)
 	if a.mustHold() {
 		a.hold(v)
 	} else {
 		a.send(v, now)
+	}
+}
+
+// park lets a request wait until those that have begun at its replica before it are done,
+// or there is a better one.
+func (a *agent) park(v *visit) { a.parked = append(a.parked, v) }
+
+// unpark chooses again for those that are parked.
+func (a *agent) unpark() {
+	parked := a.parked
+	a.parked = nil
+	for _, v := range parked {
+		a.again(v, a.run.clock())
 	}
 }

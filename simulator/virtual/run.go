@@ -57,11 +57,7 @@ func (f *Fleet) Serve(ctx context.Context, w *workload.Workload, p policy.Policy
 	if err := r.serve(ctx); err != nil {
 		return nil, err
 	}
-	out := &Outcome{Records: r.records, Counts: make([]simulator.Counts, len(r.engines)), Gaps: &r.gaps}
-	for i, e := range r.engines {
-		out.Counts[i] = e.Counts()
-	}
-	return out, nil
+	return r.outcome(), nil
 }
 
 // run is one run: a loop over what happens, in the order of time. What happens at one
@@ -148,6 +144,7 @@ const (
 	noteTick                     // agent lets who waits try again
 	noteHeld                     // visit was held for as long as it may be
 	noteRelease                  // agent sends who is held and can go
+	noteParked                   // agent looks at who is parked
 	noteThrottle                 // engine takes so many times as long
 )
 
@@ -197,6 +194,15 @@ func newRun(f *Fleet, w *workload.Workload, p policy.Policy, o Options) (*run, e
 		r.settle(i)
 	}
 	return r, nil
+}
+
+// outcome is what came of it.
+func (r *run) outcome() *Outcome {
+	out := &Outcome{Records: r.records, Counts: make([]simulator.Counts, len(r.engines)), Gaps: &r.gaps}
+	for i, e := range r.engines {
+		out.Counts[i] = e.Counts()
+	}
+	return out
 }
 
 // start is when a run begins as the agent's code has it.
@@ -322,6 +328,8 @@ func (r *run) happen(n *note) {
 		}
 	case noteRelease:
 		n.agent.release()
+	case noteParked:
+		n.agent.unpark()
 	case noteThrottle:
 		r.engines[n.engine].Slow(n.by, r.now)
 		r.settle(n.engine)
