@@ -460,7 +460,7 @@ func (x *exchange) settle(f failure, u usage, known bool) {
 	switch {
 	case known:
 		used = u.charge(x.reserved)
-	case !x.passed && (f != clientLeft || x.replica == nil && x.piecing == nil):
+	case !x.passed && (f != clientLeft || x.replica == nil && !x.piecing.sent()):
 		// No engine has answered, or been asked: it costs nothing.
 		x.key.Budget.Refund(now, x.reserved)
 		return

@@ -30,6 +30,8 @@ type piecing struct {
 	// take then.
 	began    time.Time
 	expected float64
+	// until is how long it waits at most for others that have begun, zero before it does.
+	until time.Time
 	// begun is what was computed, and where, the last of it at its end; reached is how many
 	// of the prompt's tokens that was sent for. refused is who would not compute a piece,
 	// with that status.
@@ -53,7 +55,10 @@ type begunAt struct {
 
 // foretold reports that what was foretold when the first piece was sent is of all that was
 // sent since. v may be nil.
-func (v *piecing) foretold() bool { return v != nil && !v.failed }
+func (v *piecing) foretold() bool { return v.sent() && !v.failed }
+
+// sent reports that a piece was sent. v may be nil.
+func (v *piecing) sent() bool { return v != nil && v.count > 0 }
 
 // place takes a place at a replica for the whole request, after what is to be computed of
 // its prompt in pieces before.
@@ -72,7 +77,7 @@ func (x *exchange) place() failure {
 		}
 		c := &x.candidates[x.choice.Index]
 		x.remain(c, int(c.Cached))
-		if !x.piecing.rest.First() && x.goesOn() {
+		if x.mustPark(c) {
 			if f := x.park(); f != none {
 				return f
 			}
@@ -123,7 +128,7 @@ func (x *exchange) nextPiece() int {
 // replica where the request has its place, which c was described of.
 func (x *exchange) remain(c *policy.Candidate, n int) {
 	if x.piecing == nil {
-		x.piecing = &piecing{began: time.Now(), expected: x.expected}
+		x.piecing = &piecing{}
 	}
 	v, r := x.piecing, x.replica
 	if v.at != r {
@@ -143,13 +148,35 @@ func (v *piecing) leave() {
 	}
 }
 
+// mustPark reports that another prompt has begun at the replica that comes first. It is
+// waited for as long as was foretold, and as this one lets later ones pass: where it takes
+// longer the engine may have lost it, and others are not to wait for that.
+func (x *exchange) mustPark(c *policy.Candidate) bool {
+	v := x.piecing
+	if v.rest.First() || !x.goesOn() {
+		return false
+	}
+	now := time.Now()
+	if v.until.IsZero() {
+		left := c.Speed.Time(policy.Prefill(x.asked.Tokens-int(c.Cached), int(c.Cached)))
+		v.until = now.Add(durationOf(policy.Holding{}.Longest(c.Wait+c.Rest, left)))
+	}
+	return now.Before(v.until)
+}
+
 // park leaves the replica, where another prompt has begun that comes first, and waits until
 // that is done, or for so long that there may be a better replica by now.
 func (x *exchange) park() failure {
-	c, r := x.c, x.replica
+	c, r, began := x.c, x.replica, time.Now()
 	x.leave()
-	x.holding = holding{before: x.holding.took, took: x.holding.took}
-	c.expect(earlier(x.until, time.Now().Add(roomTick)))
+	k := x.waitKey()
+	c.s.waits.add(k, 1)
+	defer func() {
+		c.s.waits.add(k, -1)
+		held := x.holding.took + time.Since(began)
+		x.holding = holding{before: held, took: held}
+	}()
+	c.expect(earlier(x.until, earlier(x.piecing.until, began.Add(roomTick))))
 	r.parked.enter(c)
 	defer r.parked.leave(c)
 	// After expect no news is lost; what came before it is looked for.
@@ -207,7 +234,9 @@ const mostDigits = 7
 // replica is about to leave the fleet, and finishes what it has.
 func (x *exchange) sendPiece(n int) (stays bool, f failure) {
 	r, c, v := x.replica, &x.candidates[x.choice.Index], x.piecing
-	v.count++
+	if v.count++; v.count == 1 {
+		v.began, v.expected = time.Now(), x.expected
+	}
 	x.remain(c, n)
 	f = x.computePiece(n, c)
 	outcome, computed := pieceComputed, f == none && x.response.status == http.StatusOK

@@ -546,6 +546,110 @@ func TestPiecesLetOthersGo(t *testing.T) {
 	})
 }
 
+// Of several long prompts one goes on, and the others wait for it: the shortest first.
+func TestPiecesOfSeveral(t *testing.T) {
+	// begun has one of 1,300 tokens begin, which the engine computes until it is released.
+	begun := func(t *testing.T, token time.Duration) (r *piecesRig, first *client, release func()) {
+		r = newPiecesRig(t, 1)
+		r.takes(token)
+		held := make(chan struct{})
+		r.engines[0].does(func(c *engineSide, a *askedOf) bool {
+			if a.id == "a-piece1" {
+				<-held
+			}
+			return false
+		})
+		release = sync.OnceFunc(func() { close(held) })
+		t.Cleanup(release)
+		first = r.begins("a", completion(long("a")))
+		r.has(0, "a-piece1")
+		return r, first, release
+	}
+	parked := func(r *piecesRig, n int) {
+		r.t.Helper()
+		eventually(r.t.(*testing.T), 20*time.Second, "it waits for the first", func() bool { return r.s.waits.all()[waitKey{"m", DefaultClass}] == n })
+	}
+	longer := "b " + words(1800)
+	t.Run("a longer one waits", func(t *testing.T) {
+		r, a, release := begun(t, 200*time.Microsecond)
+		log := make(chan *Decision, 10)
+		r.s.SetDecisions(log, DecisionsWanted{Sample: 1})
+		b := r.begins("b", completion(longer, `"max_tokens":1`))
+		parked(r, 1)
+		time.Sleep(20 * time.Millisecond)
+		release()
+		a.expects(200, "whole")
+		b.expects(200, "whole")
+		r.settled()
+		ids := r.engines[0].ids()
+		if want := []string{"a-piece1", "a-piece2", "a"}; !slices.Equal(slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return id[0] == 'b' }), want) {
+			t.Errorf("the first was asked for as %q", ids)
+		}
+		if at := slices.Index(ids, "b-piece1"); at < 2 {
+			t.Errorf("the engine was asked for %q", ids)
+		}
+		for range 2 {
+			if d := <-log; d.RequestID == "b" && d.HeldMS < 20 {
+				t.Errorf("it was held for %v ms", d.HeldMS)
+			}
+		}
+	})
+	t.Run("a shorter one passes", func(t *testing.T) {
+		r, a, release := begun(t, 200*time.Microsecond)
+		b := r.begins("b", completion("b "+words(600)))
+		r.has(0, "a-piece1", "b-piece1", "b")
+		release()
+		b.expects(200, "whole")
+		a.expects(200, "whole")
+		r.has(0, "a-piece1", "b-piece1", "b", "a-piece2", "a")
+		r.settled()
+	})
+	t.Run("one that an engine has lost is not waited for for ever", func(t *testing.T) {
+		r, a, release := begun(t, 5*time.Microsecond)
+		r.begins("b", completion(longer)).expects(200, "whole")
+		release()
+		a.expects(200, "whole")
+		r.settled()
+	})
+	t.Run("the first leaves", func(t *testing.T) {
+		r, a, _ := begun(t, 2*time.Millisecond)
+		b := r.begins("b", completion(longer))
+		parked(r, 1)
+		a.Close()
+		eventually(t, 20*time.Second, "it begins", func() bool { return slices.Contains(r.engines[0].ids(), "b-piece1") })
+		b.Close()
+		r.settled()
+	})
+	t.Run("who waits leaves, and pays nothing", func(t *testing.T) {
+		r, a, release := begun(t, 2*time.Millisecond)
+		k := key("k", policy.Rates{InputTokens: 6000})
+		r.s.SetAccess(NewAccess([]*Key{k}, nil))
+		b := r.begins("b", completion(longer), "Authorization: Bearer K\r\n")
+		parked(r, 1)
+		b.Close()
+		parked(r, 0)
+		eventually(t, 20*time.Second, "the key has all", func() bool { return k.left().Input.Remaining == 6000 })
+		var c policy.Candidate
+		if r.replicas[0].standing.Describe(&c, 0, 0, time.Now()); c.Begun != 1 {
+			t.Errorf("%d have begun", c.Begun)
+		}
+		release()
+		a.expects(200, "whole")
+		r.settled()
+	})
+	t.Run("the server stops", func(t *testing.T) {
+		r, a, _ := begun(t, 2*time.Millisecond)
+		b := r.begins("b", completion(longer))
+		parked(r, 1)
+		done := make(chan error)
+		go func() { done <- r.shutdown(50 * time.Millisecond) }()
+		a.expects(503, "stopping")
+		b.expects(503, "stopping")
+		<-done
+		r.settled()
+	})
+}
+
 // What is sent whole.
 func TestPiecesOfNothing(t *testing.T) {
 	f := func(name, path, body string, change func(r *piecesRig)) {
@@ -668,6 +772,7 @@ func TestPiecesFail(t *testing.T) {
 			e := r.engines[0]
 			var told atomic.Int64
 			r.replicas[0].OnFailure = func(int, error) { told.Add(1) }
+			r.change(func(m *Model) {}) // it is set before the replica is published
 			e.does(func(c *engineSide, a *askedOf) bool {
 				if a.piece > 0 {
 					do(e, c, a)
@@ -1165,7 +1270,7 @@ func TestPiecesUnderRaces(t *testing.T) {
 	r.settled()
 	t.Logf("%d were answered, %d have left; %d pieces computed, %d died, %d refused", answered.Load(), left.Load(),
 		r.outcomes(pieceComputed), r.outcomes("engine_died"), r.outcomes(pieceRefused))
-	if answered.Load() < 100 || r.outcomes(pieceComputed) < 20 || r.outcomes("engine_died") == 0 {
+	if answered.Load() < 100 || r.outcomes(pieceComputed) < 20 || r.outcomes("engine_died")+r.outcomes("engine_head")+r.outcomes(pieceRefused) == 0 {
 		t.Errorf("%d were answered, of whom %d pieces were computed, and %d died", answered.Load(), r.outcomes(pieceComputed), r.outcomes("engine_died"))
 	}
 }

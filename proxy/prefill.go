@@ -39,7 +39,7 @@ func (x *exchange) firstToken(now time.Time) {
 		return
 	}
 	x.observed = took.Seconds()
-	if v := x.piecing; v != nil {
+	if v := x.piecing; v.sent() {
 		// What others would have done is known of what was sent last alone.
 		x.judged = x.judged[:0]
 		if v.foretold() {
