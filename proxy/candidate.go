@@ -77,7 +77,11 @@ func (x *exchange) expectAnew(now time.Time) {
 	}
 	c := &x.candidates[x.choice.Index]
 	was := *c
-	x.places[x.choice.Index].describe(c, now)
+	r := x.places[x.choice.Index]
+	r.describe(c, now)
+	if x.piecing != nil {
+		x.piecing.rest.Apart(&r.standing, c)
+	}
 	c.Cached, c.CachedGPU, c.CachedCPU, c.Exact, c.Filter = was.Cached, was.CachedGPU, was.CachedCPU, was.Exact, was.Filter
 	x.expected = policy.TTFT(&x.asked, c)
 }

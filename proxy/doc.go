@@ -72,8 +72,8 @@
 //     finished or stop the relay reads it, unless the kernel carries the response.
 //   - Locks are taken in this order: Server.mu, relay.mu, watch.mu, conn.mu, and conn.mu
 //     before the mu of conn.cw, whose ready function runs without it. gate.mu is taken
-//     with none of them held and may be followed by conn.mu, and so is room.mu;
-//     lines.mu, rooms.mu, waits.mu and addresses.mu are held alone.
+//     with none of them held and may be followed by conn.mu, and so are room.mu and
+//     parking.mu; lines.mu, rooms.mu, waits.mu and addresses.mu are held alone.
 //   - Buffers for request bodies and heads come from pools, at the latest
 //     returned when the relay starts: a stream that lasts for an hour holds its
 //     connection's small read buffer and the tail of its body.

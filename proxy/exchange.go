@@ -460,7 +460,7 @@ func (x *exchange) settle(f failure, u usage, known bool) {
 	switch {
 	case known:
 		used = u.charge(x.reserved)
-	case !x.passed && (f != clientLeft || x.replica == nil):
+	case !x.passed && (f != clientLeft || x.replica == nil && x.piecing == nil):
 		// No engine has answered, or been asked: it costs nothing.
 		x.key.Budget.Refund(now, x.reserved)
 		return
@@ -687,6 +687,7 @@ func (x *exchange) finish(f failure) {
 	now := time.Now() // once for all: a request reads the clock often enough
 	x.learn(f, u, known, now)
 	x.endPieces()
+	x.takesWhole()
 	u.cached -= min(u.cached, uint64(x.begunTokens()))
 	x.releaseClaims(x.generated(u, known, f == none), now)
 	x.settle(f, u, known)
@@ -697,4 +698,5 @@ func (x *exchange) finish(f failure) {
 	x.giveBack()
 	x.c.s.stats.finished(x, f, u, known, now)
 	x.endTrace(f, u, known, now)
+	x.piecing = nil // a connection may be idle for long
 }

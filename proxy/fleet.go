@@ -132,6 +132,8 @@ type Replica struct {
 	rank     atomic.Int32 // +1; 0 is none
 	large    atomic.Bool
 	allChats atomic.Bool
+	// parked are requests that wait for others that have begun there.
+	parked parking
 	// takesWhole: it has refused a piece of a prompt.
 	takesWhole atomic.Bool
 	gate       gate

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/inferrail/inferrail/index"
@@ -17,16 +18,25 @@ import (
 // rule of Model.Pieces. The exchange makes one for the first piece, since few have any, and
 // uses it on its goroutine until the request is over.
 type piecing struct {
-	// rest is what is left of the prompt, and where.
+	// rest is what is left of the prompt at the replica at, nil for nowhere.
 	rest policy.Rest
-	// count is how many pieces were sent. off: what is left is sent whole.
-	count int
-	off   bool
-	// began is when the first was sent, found how much of the prompt was cached there
-	// then, and expected how many seconds all of it was to take.
+	at   *Replica
+	// count is how many pieces were sent. off: what is left is sent whole. failed: a piece
+	// was not computed, or the request itself failed after them, and so what was foretold
+	// for all of it is void.
+	count       int
+	off, failed bool
+	// began is when the first was sent, and expected how many seconds all of it was to
+	// take then.
 	began    time.Time
-	found    int
 	expected float64
+	// begun is what was computed, and where, the last of it at its end; reached is how many
+	// of the prompt's tokens that was sent for. refused is who would not compute a piece,
+	// with that status.
+	begun   []begunAt
+	reached int
+	refused *Replica
+	status  int
 	// claim is what the piece that is computed leaves in its engine's cache.
 	claim index.Claim
 	// body asks for it, and id is what it is called; pooled is where body came from.
@@ -34,22 +44,48 @@ type piecing struct {
 	pooled   *[]byte
 }
 
+// begunAt is what pieces of one prompt were at one replica: it had found tokens cached
+// before the first of them, and has computed so many.
+type begunAt struct {
+	replica         *Replica
+	found, computed int
+}
+
+// foretold reports that what was foretold when the first piece was sent is of all that was
+// sent since. v may be nil.
+func (v *piecing) foretold() bool { return v != nil && !v.failed }
+
 // place takes a place at a replica for the whole request, after what is to be computed of
 // its prompt in pieces before.
 func (x *exchange) place() failure {
+	if v := x.piecing; v != nil && x.attempts > 1 {
+		v.failed = true
+	}
 	for {
 		if f := x.choose(); f != none {
 			return f
 		}
 		n := x.nextPiece()
 		if n == 0 {
-			if v := x.piecing; v != nil {
-				v.rest.End()
-				x.expected = v.expected
-			}
+			x.endPieces()
 			return none
 		}
-		if f := x.sendPiece(n); f != none {
+		c := &x.candidates[x.choice.Index]
+		x.remain(c, int(c.Cached))
+		if !x.piecing.rest.First() && x.goesOn() {
+			if f := x.park(); f != none {
+				return f
+			}
+			continue
+		}
+		if stays, f := x.sendPiece(n); stays || f != none {
+			x.endPieces()
+			if f != none {
+				// It has been at the replica, and has failed there.
+				x.judged = x.judged[:0]
+				x.noteDecision()
+				x.traceDecision()
+			}
 			return f
 		}
 	}
@@ -59,6 +95,10 @@ func (x *exchange) place() failure {
 // is asked for next, 0 for the request itself. It must be known what the replica has
 // cached, and a piece must be found there by the next one: one with a salt would be by
 // none that has no salt.
+//
+// Where a replica takes a number of requests and has no line, whoever comes while a piece
+// is being left would have the place, and the request be refused with a part of it
+// computed. And where a piece has left nothing in the cache another one would not either.
 func (x *exchange) nextPiece() int {
 	v, b, i := x.piecing, x.blocks, x.choice.Index
 	if x.model.Pieces.Length <= 0 || v != nil && (v.off || v.count == policy.MostPieces) || x.attempts > 1 || b == nil ||
@@ -66,57 +106,154 @@ func (x *exchange) nextPiece() int {
 		len(x.prompt.Salt) > 0 || x.call.uncached(x.path) || i < 0 || x.places[i] != x.replica || x.replica.takesWhole.Load() {
 		return 0
 	}
-	if _, exact := b.at(x.replica); !exact {
+	if _, exact := b.at(x.replica); !exact || x.replica.gate.lineless() {
 		return 0
 	}
 	n := x.model.Pieces.Cut(&x.asked, &x.candidates[i], int(x.replica.block.Load()))
 	if n > 0 && x.c.s.buffered.Load()+int64(mostDigits*n) > x.limits.MaxBuffered {
 		return 0 // bodies take all the memory that they may
 	}
+	if v != nil && len(v.begun) > 0 && v.begun[len(v.begun)-1].replica == x.replica && n <= v.reached {
+		return 0
+	}
 	return n
+}
+
+// remain says that what is behind the first n tokens of the prompt is left to compute at the
+// replica where the request has its place, which c was described of.
+func (x *exchange) remain(c *policy.Candidate, n int) {
+	if x.piecing == nil {
+		x.piecing = &piecing{began: time.Now(), expected: x.expected}
+	}
+	v, r := x.piecing, x.replica
+	if v.at != r {
+		v.leave()
+	}
+	left := c.Speed.Time(policy.Prefill(x.asked.Tokens-n, n))
+	v.rest.Stay(&r.standing, left, x.model.Pieces.Key(x.sent.Sub(epoch).Seconds(), left))
+	v.at = r
+}
+
+// leave says that nothing is left anywhere, and tells those who have waited for that.
+func (v *piecing) leave() {
+	v.rest.End()
+	if v.at != nil {
+		v.at.parked.wake()
+		v.at = nil
+	}
+}
+
+// park leaves the replica, where another prompt has begun that comes first, and waits until
+// that is done, or for so long that there may be a better replica by now.
+func (x *exchange) park() failure {
+	c, r := x.c, x.replica
+	x.leave()
+	x.holding = holding{before: x.holding.took, took: x.holding.took}
+	c.expect(earlier(x.until, time.Now().Add(roomTick)))
+	r.parked.enter(c)
+	defer r.parked.leave(c)
+	// After expect no news is lost; what came before it is looked for.
+	if !x.piecing.rest.First() {
+		if f := c.wait(none); f != none {
+			return f
+		}
+	}
+	if !time.Now().Before(x.until) {
+		return queueTimeout
+	}
+	x.lookAgain()
+	return none
+}
+
+// parking is where requests wait whose prompts have begun at a replica until those that
+// come before them are done. Any goroutine may call its methods. The zero value is empty.
+type parking struct {
+	mu    sync.Mutex // guards conns
+	conns []*conn
+}
+
+func (p *parking) enter(c *conn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.conns = append(p.conns, c)
+}
+
+func (p *parking) leave(c *conn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if i := slices.Index(p.conns, c); i >= 0 {
+		p.conns = slices.Delete(p.conns, i, i+1)
+	}
+}
+
+// wake lets all look whether it is their turn.
+func (p *parking) wake() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range p.conns {
+		c.wake()
+	}
 }
 
 // mostDigits is how many bytes a token takes in a body that names it by its number.
 const mostDigits = 7
 
 // sendPiece lets the replica compute the first n tokens of the prompt, and leaves it. When
-// that does not go well the whole request is sent next, and what comes of that is what the
-// client is told; an error is told only where the request is over.
-func (x *exchange) sendPiece(n int) failure {
-	r, c := x.replica, &x.candidates[x.choice.Index]
-	if x.piecing == nil {
-		x.piecing = &piecing{began: time.Now(), found: int(c.Cached), expected: x.expected}
-	}
-	v := x.piecing
+// that does not go well the whole request is sent next, to another replica if there is one
+// and this one has failed, and what comes of that is what the client is told; an error is
+// told only where the request is over, which ends with its place and all else then.
+//
+// stays: it still has its place, and is sent whole there, for there is none elsewhere. The
+// replica is about to leave the fleet, and finishes what it has.
+func (x *exchange) sendPiece(n int) (stays bool, f failure) {
+	r, c, v := x.replica, &x.candidates[x.choice.Index], x.piecing
 	v.count++
-	v.rest.Stay(&r.standing, c.Speed.Time(policy.Prefill(x.asked.Tokens-n, n)), 0)
-	f := x.computePiece(n, c)
-	outcome := pieceComputed
+	x.remain(c, n)
+	f = x.computePiece(n, c)
+	outcome, computed := pieceComputed, f == none && x.response.status == http.StatusOK
+	if !computed {
+		v.off, v.failed, outcome = true, true, pieceRefused
+		if f != none {
+			outcome = f.label()
+		}
+		v.leave()
+	}
+	x.c.s.stats.pieces.WithLabelValues(x.modelLabel(), outcome).Inc()
 	switch {
 	case f.retried():
-		v.off, outcome = true, f.label()
-	case f != none:
-		outcome = f.label()
 		if failureTable[f].blame == byEngine {
 			r.failed(x.failedWith(f))
 		}
-	case x.response.status != http.StatusOK:
-		v.off, outcome = true, pieceRefused
-		if x.response.status/100 == 4 && x.response.status != http.StatusTooManyRequests && !r.takesWhole.Swap(true) {
-			x.c.s.log.Warn("the engine does not compute prompts in pieces; it is sent all whole", "replica", r.ID, "status", x.response.status)
+		if x.elsewhere() {
+			x.tried = append(x.tried, r)
 		}
+	case f != none:
+		return false, f
+	case x.response.status/100 == 4 && x.response.status != http.StatusTooManyRequests:
+		v.refused, v.status = r, x.response.status
 	}
-	x.c.s.stats.pieces.WithLabelValues(x.modelLabel(), outcome).Inc()
-	if v.off || f != none {
-		v.rest.End()
+	if f == none && !x.goesOn() {
+		v.off = true
+		x.leaveBacklog(time.Now())
+		x.lookAgain()
+		found, _ := x.blocks.at(r)
+		c.Cached = policy.Count(found.any)
+		x.promise()
+		return true, none
 	}
 	r.gate.answered(x.c)
 	x.leave()
 	// What it was held for is over; where it comes in the order now is by what is left.
-	x.holding = holding{before: x.holding.took}
+	x.holding = holding{before: x.holding.took, took: x.holding.took}
 	x.ttfb, x.cause, x.in, x.response = 0, nil, x.in[:0], responseHead{}
 	x.lookAgain()
-	return f
+	return false, none
+}
+
+// goesOn reports that a replica could be chosen for the request if it left its own.
+func (x *exchange) goesOn() bool {
+	served := x.follow()
+	return served && slices.Contains(x.model.Replicas, x.replica) || served && x.elsewhere()
 }
 
 // computePiece asks the replica for a token after the first n of the prompt, and reads its
@@ -172,25 +309,39 @@ func (x *exchange) computePiece(n int, c *policy.Candidate) (f failure) {
 		x.cache.index.Undo(&v.claim)
 		return f
 	}
+	found := p.Cached
 	if u, known := findUsage(x.in[max(len(x.in)-TailBytes, 0):]); known {
-		cached := int(min(u.cached, 1<<30))
 		if u.cachedTold {
-			x.cache.index.Found(&v.claim, cached)
-			if v.count == 1 {
-				v.found = min(v.found, cached)
-			}
+			found = int(min(u.cached, uint64(n)))
+			x.cache.index.Found(&v.claim, found)
 		}
 		p.Told(&r.standing, u.prompt, u.cached, u.cachedTold && !u.partial)
 	}
+	v.compute(r, n, found)
 	x.cache.index.Release(&v.claim, 1, now)
 	r.succeeded()
 	return none
+}
+
+// compute notes that the replica has computed the first n tokens, of which it had found
+// some in its cache.
+func (v *piecing) compute(r *Replica, n, found int) {
+	at := begunAt{replica: r, found: found}
+	if i := slices.IndexFunc(v.begun, func(b begunAt) bool { return b.replica == r }); i >= 0 {
+		at = v.begun[i]
+		v.begun = slices.Delete(v.begun, i, i+1)
+	}
+	at.computed += max(n-found, 0)
+	v.begun, v.reached = append(v.begun, at), n
 }
 
 // claimPiece enters in the index what the first n tokens leave in the replica's cache.
 func (x *exchange) claimPiece(n int, now time.Time) {
 	b := x.blocks
 	k := b.of(x.replica)
+	if k < 0 {
+		return // the size of its blocks is another one since it was chosen
+	}
 	p := b.prompts[k] // of the one sequence
 	p.IDs, p.Chain = p.IDs[:n], p.Chain[:n/p.Block]
 	x.cache.index.Look(&b.looks[k], &p)
@@ -234,10 +385,28 @@ const (
 	pieceRefused  = "refused"
 )
 
-// endPieces says that nothing is left to compute in pieces.
+// endPieces says that nothing is left to compute in pieces. What is expected of all is
+// what was when it began.
 func (x *exchange) endPieces() {
-	if x.piecing != nil {
-		x.piecing.rest.End()
+	v := x.piecing
+	if v == nil {
+		return
+	}
+	v.leave()
+	if v.foretold() {
+		x.expected = v.expected
+	}
+}
+
+// takesWhole lets a replica be sent no piece any more that has refused one and has then
+// answered the whole request: what it has refused was nothing of the client's.
+func (x *exchange) takesWhole() {
+	v := x.piecing
+	if v == nil || v.refused == nil || v.refused != x.replica || !x.passed || x.status != http.StatusOK {
+		return
+	}
+	if !x.replica.takesWhole.Swap(true) {
+		x.c.s.log.Warn("the engine does not compute prompts in pieces; it is sent all whole", "replica", x.replica.ID, "status", v.status)
 	}
 }
 
@@ -305,10 +474,15 @@ func (v *piecing) putBody() {
 const smallPiece = 256
 
 // begunTokens is how much of what the engine had cached of the prompt was computed for this
-// request just before.
+// request just before: by it, and not by one where the request was in between.
 func (x *exchange) begunTokens() int {
-	if x.piecing == nil {
+	if x.piecing == nil || x.replica == nil {
 		return 0
 	}
-	return max(x.predicted-x.piecing.found, 0)
+	for _, b := range x.piecing.begun {
+		if b.replica == x.replica {
+			return max(min(x.predicted-b.found, b.computed), 0)
+		}
+	}
+	return 0
 }

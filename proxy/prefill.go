@@ -40,9 +40,11 @@ func (x *exchange) firstToken(now time.Time) {
 	}
 	x.observed = took.Seconds()
 	if v := x.piecing; v != nil {
-		// So is what was foretold, and what others would have done is known of the
-		// last piece alone.
-		x.observed, x.judged = now.Sub(v.began).Seconds(), x.judged[:0]
+		// What others would have done is known of what was sent last alone.
+		x.judged = x.judged[:0]
+		if v.foretold() {
+			x.observed = now.Sub(v.began).Seconds() // so is what was foretold
+		}
 	}
 	waited := now.Sub(x.sent)
 	x.replica.lately.add(now, waited)
