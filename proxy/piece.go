@@ -403,7 +403,7 @@ func (x *exchange) writePiece() failure {
 		v.id = id
 	}
 	x.out = x.head.appendTo(x.out[:0], asEngine{method: []byte(http.MethodPost), target: []byte("/v1/completions"), replica: x.replica,
-		id: v.id, length: len(v.body), hideKey: !x.access.Open()})
+		id: v.id, length: len(v.body), hideKey: !x.access.Open(), piece: true})
 	x.left = append(x.pieces[:0], x.out, v.body)
 	return x.sendLeft()
 }

@@ -371,10 +371,16 @@ func TestPiecesOfWhatIsCached(t *testing.T) {
 	r.settled()
 
 	chat := `{"messages":[{"role":"user","content":"` + long("chat") + `"}]}`
-	r.dial().sends(post(chat, "X-Request-Id: chat\r\n")).expects(200, "whole")
+	r.dial().sends(post(chat, "X-Request-Id: chat\r\nIdempotency-Key: once\r\n")).expects(200, "whole")
 	all := r.engines[0].all()[2:]
 	if len(all) != 3 || all[0].path != "/v1/completions" || all[0].id != "chat-piece1" || all[2].path != "/v1/chat/completions" || all[2].body != chat {
 		t.Errorf("of the chat it was asked for %q", r.engines[0].ids())
+	}
+	// Who answers a request once would take a piece for the request.
+	for i, a := range all {
+		if got, want := a.header.Get("Idempotency-Key"), map[bool]string{true: "once"}[i == 2]; got != want {
+			t.Errorf("request %d for the chat is called %q, want %q", i, got, want)
+		}
 	}
 	r.settled()
 }
