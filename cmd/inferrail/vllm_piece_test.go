@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -91,10 +92,10 @@ func TestVLLMPieces(t *testing.T) {
 		filepath.Join(tokenizers, "tokenizer-qwen3", "models"), "128", "4096", "6", "0.2"); err != nil {
 		t.Fatal(err)
 	}
-	const block = 32
-	v := p.vllm(t, "--enable-prompt-tokens-details", "--max-model-len", "16384", "--dtype", "float32", "--block-size", strconv.Itoa(block),
-		"--kv-events-config", fmt.Sprintf(`{"enable_kv_cache_events": true, "endpoint": "tcp://*:%d", "replay_endpoint": "tcp://*:%d"}`,
-			p.freePort(atEngine), p.freePort(atEngine)))
+	const block, blocks = 32, 640
+	v := p.vllm(t, "--enable-prompt-tokens-details", "--max-model-len", "16384", "--dtype", "float32",
+		"--block-size", strconv.Itoa(block), "--num-gpu-blocks-override", strconv.Itoa(blocks), "--kv-events-config",
+		fmt.Sprintf(`{"enable_kv_cache_events": true, "endpoint": "tcp://*:%d", "replay_endpoint": "tcp://*:%d"}`, p.freePort(atEngine), p.freePort(atEngine)))
 	file := filepath.Join(t.TempDir(), "inferrail.yaml")
 	if err := os.WriteFile(file, []byte("routing: {pieces: 50ms}\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -105,19 +106,21 @@ func TestVLLMPieces(t *testing.T) {
 
 	k := longPrompts{rand.New(rand.NewPCG(5, 6))}
 	t.Run("answers", func(t *testing.T) { piecesAnswer(t, v, g, k, block) })
-	t.Run("whole", func(t *testing.T) { piecesSpared(t, v, g, k) })
+	t.Run("whole", func(t *testing.T) { piecesSpared(t, g, k) })
 	t.Run("between", func(t *testing.T) { piecesBetween(t, g, k) })
-
+	if n := g.metric("inferrail_index_error_tokens_total"); n != 0 {
+		t.Errorf("the metric tells of %v tokens", n)
+	}
 	if asked, computed := g.pieces(); asked != computed {
 		t.Errorf("%v pieces were asked for, %v were computed", asked, computed)
 	}
+	t.Run("no room", func(t *testing.T) { piecesWithoutRoom(t, v, g) })
+	t.Run("refused", func(t *testing.T) { piecesRefused(t, g, k) })
+
 	c := g.awaitCache(t)
 	t.Logf("%+v, %+v", c, c.Events)
 	if c.Events.Gaps+c.Events.Lost+c.Events.Malformed+c.Events.Unknown != 0 {
 		t.Errorf("events are amiss: %+v", c.Events)
-	}
-	if n := g.metric("inferrail_index_error_tokens_total"); n != 0 {
-		t.Errorf("the metric tells of %v tokens", n)
 	}
 	g.awaitPrompts(t, "exact", "agrees")
 }
@@ -129,18 +132,18 @@ func piecesAnswer(t *testing.T, v *vllm, g *guard, k longPrompts, block int) {
 	chat := func(words int) map[string]any {
 		return map[string]any{"messages": []any{map[string]any{"role": "user", "content": k.text(words)}}}
 	}
-	grown := chat(1500)
+	once := chat(1500)
 	for i, q := range []struct {
 		name, path string
 		body       map[string]any
 		pieces     float64 // at least
 	}{
-		{"chat", "/v1/chat/completions", grown, 2},
+		{"chat", "/v1/chat/completions", once, 2},
+		{"the chat again", "/v1/chat/completions", once, 0},
 		{"longer chat", "/v1/chat/completions", chat(2500), 2},
 		{"text", "/v1/completions", map[string]any{"prompt": k.text(1500)}, 2},
 		{"ids", "/v1/completions", map[string]any{"prompt": k.ids(6000)}, 2},
 		{"whole blocks", "/v1/completions", map[string]any{"prompt": k.ids(192 * block)}, 2},
-		{"the chat again", "/v1/chat/completions", grown, 0},
 	} {
 		q.body["model"], q.body["max_tokens"], q.body["temperature"] = []string{"tiny", "tiny-alias"}[i%2], 12, 0
 		before, _ := g.pieces()
@@ -169,9 +172,9 @@ func piecesAnswer(t *testing.T, v *vllm, g *guard, k longPrompts, block int) {
 	}
 }
 
-// piecesSpared: what no piece would be of use to is sent whole, and what vLLM refuses for
-// its own sake does not end the others' pieces.
-func piecesSpared(t *testing.T, v *vllm, g *guard, k longPrompts) {
+// piecesSpared: what no piece would be of use to is sent whole: what the next piece would not
+// find, what vLLM computes whole whatever it has cached, and what is soon done.
+func piecesSpared(t *testing.T, g *guard, k longPrompts) {
 	for _, q := range []struct {
 		name string
 		body map[string]any
@@ -241,5 +244,60 @@ func piecesBetween(t *testing.T, g *guard, k longPrompts) {
 		default:
 			took = append(took, time.Since(asked))
 		}
+	}
+}
+
+// piecesWithoutRoom: of prompts that come together, and that the cache has no room for, each
+// drops what pieces of another have left there. That is noticed: vLLM does not compute their
+// beginnings again and again.
+func piecesWithoutRoom(t *testing.T, v *vllm, g *guard) {
+	const clients, rounds, tokens = 4, 2, 9000
+	uncached := func() float64 { return v.metric("prefix_cache_queries_total") - v.metric("prefix_cache_hits_total") }
+	before, asked := uncached(), g.metric("inferrail_pieces_total")
+	var all sync.WaitGroup
+	for i := range clients {
+		all.Go(func() {
+			k := longPrompts{rand.New(rand.NewPCG(uint64(i), 7))}
+			for range rounds {
+				body, err := json.Marshal(map[string]any{"model": "tiny", "prompt": k.ids(tokens), "max_tokens": 1})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				r, err := tryPose(t.Context(), g.client, g.url, question{path: "/v1/completions", body: string(body)})
+				if err != nil || r.status != 200 {
+					t.Errorf("%d %.500s (%v)", r.status, r.body, err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	computed := uncached() - before
+	t.Logf("vLLM has computed %v tokens of %d, in %v pieces and %d prompts", computed, clients*rounds*tokens, g.metric("inferrail_pieces_total")-asked, clients*rounds)
+	if computed > 2*clients*rounds*tokens {
+		t.Errorf("vLLM has computed %v tokens of %d", computed, clients*rounds*tokens)
+	}
+}
+
+// piecesRefused: a prompt that vLLM refuses, in a piece or at the end, is its client's
+// mistake, who is told what vLLM says; others' are computed in pieces as before.
+func piecesRefused(t *testing.T, g *guard, k longPrompts) {
+	const unknown = 151_936 // one more than there are tokens
+	for _, prompt := range [][]int{append([]int{unknown}, k.ids(8000)...), append(k.ids(8000), unknown)} {
+		body, err := json.Marshal(map[string]any{"model": "tiny", "prompt": prompt, "max_tokens": 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r := pose(t, g.client, g.url, question{path: "/v1/completions", body: string(body)}); r.status != 400 || !strings.Contains(r.body, fmt.Sprint(unknown)) {
+			t.Errorf("%d %.500s", r.status, r.body)
+		}
+	}
+	asked, before := g.pieces()
+	if asked != before+1 {
+		t.Errorf("%v pieces were asked for, %v were computed, and one was refused", asked, before)
+	}
+	askForPieces(t, g.client, g.url, "/v1/completions", map[string]any{"model": "tiny", "prompt": k.ids(8000), "max_tokens": 1})
+	if _, computed := g.pieces(); computed < before+2 {
+		t.Errorf("after a prompt was refused %v pieces of another are computed", computed-before)
 	}
 }
