@@ -86,8 +86,9 @@ func TestCompanyIsShared(t *testing.T) {
 	for i := range standings {
 		var c Candidate
 		standings[i].Describe(&c, 3, 0, now)
-		if got := float64(c.Company); math.Abs(got-10e-3) > 2e-3 {
-			t.Errorf("replica %d: each makes %v later, want 1 ms for it and 9 others: 10 ms", i, got)
+		// Each takes 1 ms. It meets 3, and 9 others 0.3 · 3 and 2 · 3.
+		if got := float64(c.Company); math.Abs(got-65e-3) > 13e-3 {
+			t.Errorf("replica %d: they make %v later, want 65 ms", i, got)
 		}
 	}
 	ShareSpeeds(nil, now)
@@ -111,6 +112,61 @@ func TestCompanyIsATime(t *testing.T) {
 				t.Fatalf("it is %v: %+v", got, &k)
 			}
 			k.seen()
+		}
+	}
+}
+
+// What is usual is what was there for some time, however often one looks; one moment is
+// little of it.
+func TestHabit(t *testing.T) {
+	var h habit
+	now := time.Unix(1000, 0)
+	for i := range 600 {
+		now = now.Add(100 * time.Millisecond)
+		for range 1 + i%2*5 {
+			h.add(float64(i%2*6), now)
+		}
+	}
+	if got := h.get(); math.Abs(got-3) > 0.2 {
+		t.Errorf("0 and 6 by turns are usually %v", got)
+	}
+	for range 600 {
+		now = now.Add(100 * time.Millisecond)
+		h.add(1, now)
+	}
+	if got := h.get(); math.Abs(got-1) > 0.1 {
+		t.Errorf("a minute of 1 is usually %v", got)
+	}
+	// After an hour without decisions what is there now is all that is known.
+	now = now.Add(time.Hour)
+	h.add(5, now)
+	if got := h.get(); math.Abs(got-5) > 0.1 {
+		t.Errorf("after an hour it is %v", got)
+	}
+	if n := testing.AllocsPerRun(100, func() { now = now.Add(time.Second); h.add(1, now) }); n > 0 {
+		t.Errorf("it allocates %v times", n)
+	}
+}
+
+// A replica that is slower than others counts for those who follow, and one that is hardly
+// slower does not.
+func TestFollowersAtSlowReplicas(t *testing.T) {
+	now := time.Unix(1000, 0)
+	standings := make([]Standing, 4)
+	var peers []*Peer
+	for i := range standings {
+		s := &standings[i]
+		peers = append(peers, &Peer{Standing: s, Models: []string{"m"}})
+		s.Calibration.SetPrior(Speed{A: []float64{30e-6, 33e-6, 36e-6, 120e-6}[i]})
+		s.lengths.Add(4000)
+		s.prompts.Add(1000)
+	}
+	shareCompany(peers, func(p *Peer) string { return p.Models[0] })
+	for i := range standings {
+		var c Candidate
+		standings[i].Describe(&c, 0, 0, now)
+		if slow := i == 3; (c.Company > 0) != slow {
+			t.Errorf("replica %d: what follows is delayed by %v", i, c.Company)
 		}
 	}
 }

@@ -74,7 +74,7 @@ func referenceCost(m *CostModel, r *Request, cs []Candidate, i int) (cost float6
 	}
 
 	total := add(add(n(math.Max(c.Wait, 0)), mul(times, prefill)), load)
-	total = add(total, mul(mul(n(m.Company), n(float64(c.Company))), n(float64(c.InFlight))))
+	total = add(total, mul(n(m.Company), n(float64(c.Company))))
 	if c.Share > 0 && c.Share < 1 {
 		total = quo(total, n(float64(c.Share)))
 	}

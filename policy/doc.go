@@ -35,7 +35,8 @@
 //	calibration.go   Calibration: Speed, from first bytes
 //	standing.go      Standing: what an agent knows of a replica, as a candidate
 //	sending.go       Sending: a prompt's way to its first token, and what it teaches
-//	company.go       by how much first tokens come later for each request beside them
+//	company.go       by how much first tokens come later for each request beside them,
+//	                 and how many those usually are
 //	peer.go          Peer: replicas whose speeds are taken to be alike
 //	board.go         what a backlog and a calibration show to readers that do not wait
 //	load.go          Load: what an engine says of itself

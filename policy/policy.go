@@ -47,8 +47,9 @@ type Candidate struct {
 	CachedGPU, CachedCPU int32
 	// Decoding is how many of those have their first token and are generated.
 	Decoding int32
-	// Company is by how many seconds each request that is there delays first tokens:
-	// this one's, and those of the requests that will follow it there.
+	// Company is by how many seconds first tokens come later for those who are there: this
+	// one's for those of now, and those of the requests that will follow it there for those
+	// who usually are, and for how slow the replica is.
 	Company float32
 	// Share is how much of its share the replica takes, between 0 and 1: less
 	// than 1 for a while after it has come back. 0 stands for 1.

@@ -27,9 +27,11 @@ type Standing struct {
 	tellsCached atomic.Bool // the engine has told what it had cached of a prompt
 	late        [moments]Lateness
 	company     company       // what each request beside it delays a first token by
+	habit       habit         // what who comes has met there for some time
 	begun       begun         // prompts that are computed there in pieces
 	lengths     RecentMean    // tokens of those prompts, cached ones included
 	binding     atomic.Uint64 // bits of what bind was told
+	behind      atomic.Uint64 // so, too
 }
 
 // SetLoad says what the engine has told of its load; nil that nothing is known.
@@ -87,27 +89,38 @@ func (s *Standing) Describe(c *Candidate, inside, pending int, now time.Time) {
 	*c = Candidate{}
 	c.Speed, c.Ahead, c.Wait = speed, ahead, wait
 	s.begun.describe(c)
-	c.Company = float32(s.company.get() * (1 + math.Float64frombits(s.binding.Load())))
 	inFlight, decoding := inside+pending, max(inside-int(ahead.Prompts), 0)
 	c.InFlight, c.Decoding = Count(inFlight), Count(decoding)
-	if !fresh {
-		c.Late = s.late[momentOf(c)].Get()
-		return
-	}
 	if requests > 0 {
 		others := l.ForeignWork(s.prompts.Get())
 		c.Ahead, c.Wait = ahead.Plus(others), wait+speed.Time(others)
 		c.InFlight, c.Decoding = Count(inFlight+requests), Count(decoding+requests-waiting)
 	}
 	c.Late = s.late[momentOf(c)].Get()
-	c.KV, c.Queued, c.HitRate = float32(l.KV), Count(l.Waiting), float32(l.HitRate)
-	c.VRAMFree, c.VRAMTotal = l.VRAMFree, l.VRAMTotal
+	c.Company = float32(s.delay(c, now))
+	if fresh {
+		c.KV, c.Queued, c.HitRate = float32(l.KV), Count(l.Waiting), float32(l.HitRate)
+		c.VRAMFree, c.VRAMTotal = l.VRAMFree, l.VRAMTotal
+	}
 }
 
-// bind says how many later requests a choice decides for. What was said before fades.
-func (s *Standing) bind(requests float64) {
+// delay is Candidate.Company of the candidate that has been described at now.
+func (s *Standing) delay(c *Candidate, now time.Time) float64 {
+	n := float64(c.InFlight)
+	s.habit.add(n, now)
+	each, followers := s.company.get(), math.Float64frombits(s.binding.Load())
+	return each*(n+followers*(soon*n+eachWay*s.habit.get())) + followers*math.Float64frombits(s.behind.Load())
+}
+
+// bind says how many later requests a choice decides for, and how many seconds it counts
+// that the prefill of one takes longer here than elsewhere. What was said before of how
+// many fades.
+func (s *Standing) bind(requests, behind float64) {
 	before := math.Float64frombits(s.binding.Load())
 	s.binding.Store(math.Float64bits(before + (requests-before)/2))
+	if behind >= 0 && behind < MostTTFT {
+		s.behind.Store(math.Float64bits(behind))
+	}
 }
 
 // decoding is how many sequences the replica generates at now.
