@@ -172,7 +172,7 @@ func NewCostModel() *CostModel {
 		Approximate:  1,
 		Bound:        2,
 		Overload:     0.025,
-		Yield:        2,
+		Yield:        1,
 		KVLimit:      0.9,
 		KVPressure:   0.3,
 		Slack:        2e-3,

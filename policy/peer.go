@@ -242,8 +242,9 @@ func ShareSpeeds(peers []*Peer, now time.Time) {
 }
 
 // followers is how many later requests a choice decides for, where all of a prompt is
-// cached.
-const followers = 12
+// cached at one replica alone. With 18 agents' medians are 2 % more, and with 46 bursts'
+// means.
+const followers = 30
 
 const (
 	// soon is how much of those who are at a replica now counts for each follower, and
@@ -260,9 +261,9 @@ const (
 
 // shareCompany tells each peer what first tokens are late by for each request beside
 // them at those of its models, in the median, and for how many requests a choice
-// decides: what is cached of a prompt is where an earlier choice has brought it, and
-// the more of all prompts is, the more later ones go where this one does. Their prefill
-// takes longer at a slow one.
+// decides: what is cached of a prompt at one replica alone is where an earlier choice has
+// brought it, and the more of all prompts is, the more later ones go where this one does.
+// What several have decides nothing. Their prefill takes longer at a slow one.
 func shareCompany(peers []*Peer, key func(p *Peer) string) {
 	groups := map[string]*fellows{}
 	for _, p := range peers {
@@ -280,6 +281,7 @@ func shareCompany(peers []*Peer, key func(p *Peer) string) {
 		if tokens := p.Standing.lengths.Get(); tokens > 0 {
 			g.tokens += tokens
 			g.fresh += p.Standing.prompts.Get()
+			g.settled += p.Standing.settled.Get()
 			g.told++
 		}
 	}
@@ -301,7 +303,7 @@ func shareCompany(peers []*Peer, key func(p *Peer) string) {
 			p.Standing.company.suppose(middle(g.slopes))
 		}
 		if g.tokens > 0 {
-			p.Standing.bind(followers*max(1-g.fresh/g.tokens, 0), g.behind(g.time(p)))
+			p.Standing.bind(followers*min(g.settled/g.tokens, 1), g.behind(g.time(p)))
 		}
 	}
 }
@@ -309,9 +311,9 @@ func shareCompany(peers []*Peer, key func(p *Peer) string) {
 // fellows is what some peers have who serve the same.
 type fellows struct {
 	slopes, firsts []float64
-	// tokens and fresh are how many a prompt has, in all and uncached, the sums for told
-	// of them.
-	tokens, fresh, told float64
+	// tokens, fresh and settled are how many a prompt has, in all, uncached, and cached
+	// where it went and nowhere else, the sums for told of them.
+	tokens, fresh, settled, told float64
 	// times are how long such a prompt takes at each, in order.
 	times []float64
 }

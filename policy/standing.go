@@ -30,6 +30,7 @@ type Standing struct {
 	habit       habit         // what who comes has met there for some time
 	begun       begun         // prompts that are computed there in pieces
 	lengths     RecentMean    // tokens of those prompts, cached ones included
+	settled     RecentMean    // and what of them was cached there alone
 	binding     atomic.Uint64 // bits of what bind was told
 	behind      atomic.Uint64 // so, too
 }
@@ -110,6 +111,22 @@ func (s *Standing) delay(c *Candidate, now time.Time) float64 {
 	s.habit.add(n, now)
 	each, followers := s.company.get(), math.Float64frombits(s.binding.Load())
 	return each*(n+followers*(soon*n+eachWay*s.habit.get())) + followers*math.Float64frombits(s.behind.Load())
+}
+
+// Settled notes of a request that is sent to the candidate which was chosen, of this
+// replica, how much of its prompt is cached there and nowhere else: what an earlier choice
+// has decided for it. Of requests with many candidates one in eight tells.
+func (s *Standing) Settled(r *Request, candidates []Candidate, chosen int) {
+	if len(candidates) > mostCounted && r.Rand%8 != 0 {
+		return
+	}
+	most := 0
+	for i := range candidates {
+		if i != chosen {
+			most = max(most, candidates[i].held(r))
+		}
+	}
+	s.settled.Add(float64(max(candidates[chosen].held(r)-most, 0)))
 }
 
 // bind says how many later requests a choice decides for, and how many seconds it counts

@@ -9,6 +9,9 @@ import (
 
 // promise begins a prefill, at the replica where the request has its place.
 func (x *exchange) promise() {
+	if i := x.choice.Index; x.piecing == nil && i >= 0 && i < len(x.candidates) {
+		x.replica.standing.Settled(&x.asked, x.candidates, i)
+	}
 	x.prefill.Promise(&x.replica.standing, x.asked.Tokens, x.sequences(), x.picked())
 }
 

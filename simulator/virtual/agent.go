@@ -252,6 +252,9 @@ func (a *agent) send(v *visit, now time.Time) {
 	h := a.looks[r.sizeOf[i]].Held(i)
 	v.record.Replica = i
 	v.foresee(p.Cached(h))
+	if v.of == nil && v.cuts == 0 {
+		s.standing.Settled(&v.asked, a.candidates, i)
+	}
 	v.sending.Promise(&s.standing, v.asked.Tokens, 1, int(a.candidates[i].Cached))
 	v.sending.Foretell(&v.asked, &a.candidates[i])
 	a.index.Claim(&v.claim, i, p, now)
