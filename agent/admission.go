@@ -45,8 +45,9 @@ func (c *ClassConfig) setDefaults() { c.Rank = proxy.DefaultRank }
 // mostClasses bounds the classes: each is a series for every model.
 const mostClasses = 16
 
-// grantOf is what the requests of a model are granted, and when they are held back.
-func (c *Config) grantOf(model string) (a AdmissionConfig, q QueueConfig, h Hold) {
+// grantOf is what the requests of a model are granted, when they are held back, and in
+// which pieces long prompts are computed.
+func (c *Config) grantOf(model string) (a AdmissionConfig, q QueueConfig, hold, pieces DurationOrOff) {
 	mc := &ModelConfig{}
 	if i := slices.IndexFunc(c.Models, func(m ModelConfig) bool { return m.Name == model }); i >= 0 {
 		mc = &c.Models[i]
@@ -59,13 +60,13 @@ func (c *Config) grantOf(model string) (a AdmissionConfig, q QueueConfig, h Hold
 		Window:     cmp.Or(mc.Admission.Window, r.Admission.Window),
 	}
 	q = QueueConfig{cmp.Or(mc.Queue.Max, r.Queue.Max), cmp.Or(mc.Queue.Timeout, r.Queue.Timeout)}
-	return a, q, cmp.Or(mc.Hold, r.Hold)
+	return a, q, cmp.Or(mc.Hold, r.Hold), cmp.Or(mc.Pieces, r.Pieces)
 }
 
 // grant sets what the requests of m are granted, which has its policy. was is the model in the snapshot
 // before, nil for none: what was observed of it is kept.
 func (c *Config) grant(m, was *proxy.Model) {
-	a, q, h := c.grantOf(m.Name)
+	a, q, hold, pieces := c.grantOf(m.Name)
 	mode, _ := policy.ParseAdmissionMode(a.Mode)
 	rules := policy.AdmissionRules{Mode: mode, Percentile: float64(a.Percentile) / 100, Window: a.Window}
 	if was != nil && was.Admission != nil {
@@ -76,7 +77,8 @@ func (c *Config) grant(m, was *proxy.Model) {
 	}
 	m.Budget = a.Budget
 	m.Waiting = proxy.Waiting{Max: q.Max, Timeout: q.Timeout}
-	m.Holding = h.rule(m.Policy)
+	m.Holding = holdingOf(hold, m.Policy)
+	m.Pieces = piecesOf(pieces, m.Policy)
 }
 
 // classesOf are the classes of requests.

@@ -24,7 +24,7 @@ func TestGrants(t *testing.T) {
 	}
 	old := config(`
 routing: {admission: {budget: 5s}, queue: {max: 9}}
-models: [{name: m, admission: {percentile: 50}, queue: {timeout: 1s}, hold: 20ms}]`)
+models: [{name: m, admission: {percentile: 50}, queue: {timeout: 1s}, hold: 20ms, pieces: 200ms}]`)
 	p := policy.NewCostModel()
 	m, other := &proxy.Model{Name: "m", Policy: p}, &proxy.Model{Name: "other", Policy: p}
 	old.grant(m, nil)
@@ -43,14 +43,24 @@ models: [{name: m, admission: {percentile: 50}, queue: {timeout: 1s}, hold: 20ms
 	if m.Holding.Lead != 0.02 || other.Holding.Lead != 0.05 {
 		t.Errorf("held: %+v, other %+v", m.Holding, other.Holding)
 	}
+	if m.Pieces.Length != 0.2 || other.Pieces.Length != 0.5 {
+		t.Errorf("in pieces: %+v, other %+v", m.Pieces, other.Pieces)
+	}
+	blind := &proxy.Model{Name: "m", Policy: policy.LeastRequest{}}
+	if old.grant(blind, nil); blind.Pieces != (policy.Pieces{}) {
+		t.Errorf("least_request, which weighs nothing that has begun, has pieces: %+v", blind.Pieces)
+	}
 
 	next := &proxy.Model{Name: "m", Policy: p}
-	config("routing: {admission: {mode: absolute, window: 10s}, hold: 1s}\nmodels: [{name: m, hold: off}]").grant(next, m)
+	config("routing: {admission: {mode: absolute, window: 10s}, hold: 1s, pieces: 2s}\nmodels: [{name: m, hold: off, pieces: off}]").grant(next, m)
 	if s := next.Admission.State(now); s.Mode != "absolute" || s.Window != 10*time.Second || s.Samples != 1 {
 		t.Errorf("after the reload: %+v", s)
 	}
 	if next.Holding.Holds() {
 		t.Errorf("after the reload: held %+v", next.Holding)
+	}
+	if next.Pieces != (policy.Pieces{}) {
+		t.Errorf("after the reload: in pieces %+v", next.Pieces)
 	}
 	if next.Budget != 0 || next.Waiting.Max != 0 {
 		t.Errorf("after the reload: budget %v, %+v", next.Budget, next.Waiting)

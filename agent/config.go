@@ -73,11 +73,12 @@ type ModelConfig struct {
 	Weights Weights `yaml:"weights"`
 	// Shadows are beside those of RoutingConfig.
 	Shadows []ShadowConfig `yaml:"shadows"`
-	// Admission, Queue and Hold are in place of those of RoutingConfig, as far as they
-	// say something.
+	// Admission, Queue, Hold and Pieces are in place of those of RoutingConfig, as far as
+	// they say something.
 	Admission AdmissionConfig `yaml:"admission"`
 	Queue     QueueConfig     `yaml:"queue"`
-	Hold      Hold            `yaml:"hold"`
+	Hold      DurationOrOff   `yaml:"hold"`
+	Pieces    DurationOrOff   `yaml:"pieces"`
 	// SessionHeader is as in RoutingConfig, in place of that; empty leaves it.
 	SessionHeader string `yaml:"session_header"`
 	// Tokenizer is a model's directory, a name org/name[@revision] in the
@@ -214,8 +215,11 @@ type RoutingConfig struct {
 	// refused.
 	Admission AdmissionConfig `yaml:"admission"`
 	Queue     QueueConfig     `yaml:"queue"`
-	// Hold says when requests are held back in the agent.
-	Hold Hold `yaml:"hold"`
+	// Hold is how much work each replica has before it, in time, when requests are held
+	// back in the agent until one has less.
+	Hold DurationOrOff `yaml:"hold"`
+	// Pieces is how long a piece takes in which engines are let compute long prompts.
+	Pieces DurationOrOff `yaml:"pieces"`
 }
 
 // HealthConfig says when a replica takes requests.
@@ -319,7 +323,8 @@ func DefaultConfig() Config {
 			DefaultPolicy: policy.Default, SessionHeader: "x-session-id",
 			Admission: AdmissionConfig{Mode: policy.AdmissionModes()[0], Percentile: 90, Window: 30 * time.Second},
 			Queue:     QueueConfig{Timeout: 10 * time.Second},
-			Hold:      Hold(50 * time.Millisecond),
+			Hold:      DurationOrOff(50 * time.Millisecond),
+			Pieces:    DurationOrOff(500 * time.Millisecond),
 		},
 		Health: HealthConfig{
 			Interval:           time.Second,
@@ -412,6 +417,7 @@ func (c *Config) Validate() error {
 	c.validateDiscovery(&p)
 	c.validateRouting(&p)
 	c.validateHold(&p)
+	c.validatePieces(&p)
 	c.validateAdmission(&p)
 
 	p.oneOf("datapath.mode", c.Datapath.Mode, "auto", "packet", "copy")

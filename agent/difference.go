@@ -81,11 +81,12 @@ func entryName(v reflect.Value) string {
 }
 
 func shown(v reflect.Value, hide bool) string {
+	s := fmt.Sprint(v.Interface())
 	switch {
-	case (v.Kind() == reflect.String || v.Kind() == reflect.Map) && v.Len() == 0:
+	case s == "" || v.Kind() == reflect.Map && v.Len() == 0:
 		return "(none)"
 	case hide:
 		return secret
 	}
-	return fmt.Sprint(v.Interface())
+	return s
 }

@@ -44,7 +44,8 @@ func (carriedSample) Collect(ch chan<- prometheus.Metric) {
 
 // everything is an agent with all that has metrics, after some traffic: keys and a
 // limit, TLS, discovery, KV events, exact prompts, admission, shadows, a decision log,
-// a replica that fails, and a slow one, for which requests are held back.
+// a replica that fails, and a slow one, for which requests are held back and where long
+// prompts are computed in pieces.
 func everything(t *testing.T) *Agent {
 	t.Helper()
 	events := newGoPublisher(t, kvevent.VLLM)
@@ -64,7 +65,8 @@ func everything(t *testing.T) *Agent {
 	}
 	t.Cleanup(func() { e.Close() })
 
-	slow, err := simulator.Start(simulator.Config{ServedModelName: []string{"slow"}})
+	const free = "tcp://127.0.0.1:0"
+	slow, err := simulator.Start(simulator.Config{ServedModelName: []string{"slow"}, KVEvents: simulator.KVEvents{Endpoint: free, ReplayEndpoint: free}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,7 +76,7 @@ func everything(t *testing.T) *Agent {
 	c.Replicas[0].KVEvents = KVEventsConfig{Endpoint: "tcp://" + events.events, ReplayEndpoint: "tcp://" + events.replay}
 	c.Replicas = append(c.Replicas, ReplicaConfig{ID: "broken", URL: broken.URL})
 	c.Models = []ModelConfig{{Name: "m", Tokenizer: "builtin:sim", Policy: "round_robin", Shadows: []ShadowConfig{{Policy: "lmetric"}}},
-		{Name: "slow", Policy: "cost_model", Hold: leastHold}}
+		{Name: "slow", Tokenizer: "builtin:sim", Policy: "cost_model", Hold: leastHold, Pieces: leastPieces}}
 	// What was observed is not forgotten while the rest is waited for.
 	c.Routing.Admission.Budget, c.Routing.Admission.Window = time.Minute, 10*time.Minute
 	c.Discovery.DNS = []DNSConfig{{Name: "localhost", Port: 1}}
@@ -118,9 +120,17 @@ func everything(t *testing.T) *Agent {
 		send("team-key", "/v1/chat/completions", chat(""))
 	}
 	// Several long prompts at once: one keeps the engine busy, and others are held.
-	for round := 0; len(series(t, a, "inferrail_held_seconds_count")) == 0; round++ {
+	lacks := func() string {
+		for _, name := range []string{"inferrail_held_seconds_count", `inferrail_pieces_total{model="slow",outcome="computed"}`} {
+			if len(series(t, a, name)) == 0 {
+				return name
+			}
+		}
+		return ""
+	}
+	for round := 0; lacks() != ""; round++ {
 		if round == 10 {
-			t.Fatal("no request was held back")
+			t.Fatalf("no request makes %s", lacks())
 		}
 		var together sync.WaitGroup
 		for i := range 4 {

@@ -315,8 +315,8 @@ func (p *problems) fill(path string, v reflect.Value, in any) {
 	case time.Duration:
 		p.fillDuration(path, v, in)
 		return
-	case Hold:
-		p.fillHold(path, v, in)
+	case DurationOrOff:
+		p.fillDurationOrOff(path, v, in)
 		return
 	case Bytes:
 		p.fillBytes(path, v, in)

@@ -327,6 +327,7 @@ func routeAttributes(a *proxy.TraceAttempt) (list attributes) {
 	list.number("inferrail.prompt.tokens", int64(d.PromptTokens))
 	list.real("inferrail.predicted_ms", float64(d.PredictedMS))
 	list.number("inferrail.predicted_cached_tokens", int64(a.Cached))
+	list.positive("inferrail.pieces", int64(d.Pieces))
 	candidates, excluded := 0, 0
 	var winner, next *proxy.Considered
 	for i := range d.Replicas {

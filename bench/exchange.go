@@ -38,6 +38,9 @@ type exchange struct {
 	counted bool
 	// told: it has told how many of the prompt's it had cached, if only none.
 	told bool
+	// begun is how many of those the agent has had computed for this request before; they
+	// do not count as cached.
+	begun int
 }
 
 // errTooLong ends an exchange.
@@ -158,6 +161,10 @@ func (x *exchange) readHead(h http.Header) {
 	if n, err := strconv.Atoi(h.Get("X-Inferrail-Cached-Tokens")); err == nil {
 		x.record.PredictedCached = n
 	}
+	if n, err := strconv.Atoi(h.Get("X-Inferrail-Begun-Tokens")); err == nil && n > 0 {
+		x.begun = n
+		x.record.PredictedCached = max(x.record.PredictedCached-n, 0)
+	}
 }
 
 // readStream reads an answer that is streamed. It is whole when it says so, or when a
@@ -217,7 +224,7 @@ func (x *exchange) take(e *event) {
 func (x *exchange) note(u *tokens, fingerprint string) {
 	if u != nil {
 		x.counted, x.told = true, u.Details != nil
-		x.record.Input, x.record.Output, x.record.Cached = u.Input, max(u.Output, x.record.Output), u.cached()
+		x.record.Input, x.record.Output, x.record.Cached = u.Input, max(u.Output, x.record.Output), max(u.cached()-x.begun, 0)
 	}
 	if x.replica == "" && fingerprint != "" {
 		x.replica = fingerprint

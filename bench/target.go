@@ -40,7 +40,7 @@ var traces = []string{"conversation", "conversation-fast", "synthetic", "synthet
 
 // targets are what the evaluation is there to check.
 var targets = []target{
-	{"97 % of the reuse that capacity allows, which nobody can pass", traces,
+	{"97 % of the reuse that capacity allows to who knows what will come", traces,
 		ofReuse(func(c *workload.Comparison, ours *workload.Summary) float64 { return ours.Ceiling })},
 	{"97 % of the reuse of one cache as large as all", traces,
 		ofReuse(func(c *workload.Comparison, ours *workload.Summary) float64 { return c.Pooled })},
@@ -98,7 +98,8 @@ func within(above float64, ours, theirs [2]float64) bool {
 }
 
 // ofReuse measures the default's hit rate as a part of another. Nobody's is above the
-// ceiling.
+// ceiling, and hardly anybody's above that of one cache as large as all, for engines drop
+// what was used least recently, wherever requests go.
 func ofReuse(most func(*workload.Comparison, *workload.Summary) float64) func(*workload.Comparison) (finding, bool) {
 	const least = 0.97
 	return func(c *workload.Comparison) (f finding, ok bool) {
@@ -111,6 +112,8 @@ func ofReuse(most func(*workload.Comparison, *workload.Summary) float64) func(*w
 		f.met = ours.HitRate/of >= least
 		if ours.Ceiling > 0 && ours.Ceiling/of < least {
 			f.beyond = fmt.Sprintf("the ceiling is at %s", percent(ours.Ceiling/of))
+		} else if of == ours.Ceiling && c.Pooled > 0 && c.Pooled/of < least {
+			f.beyond = fmt.Sprintf("one cache as large as all, which drops what was used least recently as engines do, is at %s", percent(c.Pooled/of))
 		}
 		return f, true
 	}

@@ -747,8 +747,12 @@ func (sh *shadow) unfollow(t *tree, c *Claim) {
 		return
 	}
 	r := t.parent(c.ahead)
+	// One that nothing else holds goes with it, and may be another slot's at once.
+	stays := t.at(r).state>>reasonsShift != 0
 	t.drop(c.ahead)
-	t.renew(r)
+	if stays {
+		t.renew(r)
+	}
 }
 
 // expect takes a block to be on its way, if it is not there.

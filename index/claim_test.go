@@ -20,6 +20,36 @@ func turns(r *rand.Rand, n, tokens, block int) []*Prompt {
 	return prompts
 }
 
+// TestUndoUnderRaces: engines that are followed exactly refuse all prompts that they are
+// sent. The records of one slot's blocks go to the other's, which touches them alone.
+func TestUndoUnderRaces(t *testing.T) {
+	x := New(Config{})
+	var slots sync.WaitGroup
+	for slot := range 2 {
+		x.Join(slot, SlotConfig{Model: "m", BlockSize: 4, Capacity: 1 << 20})
+		x.SetState(slot, Exact, "")
+		r := rand.New(rand.NewPCG(1, uint64(slot)))
+		prompts := turns(r, 40, 4*9, 4)
+		slots.Go(func() {
+			var claims [4]Claim
+			for range 300 {
+				for i := range claims {
+					x.Claim(&claims[i], slot, prompts[r.IntN(len(prompts))], time.Unix(1000, 0))
+				}
+				for i := range claims {
+					x.Undo(&claims[i])
+				}
+			}
+		})
+	}
+	slots.Wait()
+	for _, s := range x.Stats(nil) {
+		if s.Claims != 0 || s.Blocks != ([Tiers]int{}) {
+			t.Errorf("slot %d has %d claims, and %v blocks", s.Slot, s.Claims, s.Blocks)
+		}
+	}
+}
+
 // TestReadersOfAnswers: look-ups ask for answers while claims add, show, evict
 // and forget them.
 func TestReadersOfAnswers(t *testing.T) {

@@ -64,7 +64,7 @@ func timedFleet(rng *rand.Rand, n int, fill func(rng *rand.Rand, c *Candidate)) 
 		c.Decoding = rng.Int32N(c.InFlight)
 		c.Ahead = Prefill(rng.IntN(5000), 0)
 		c.Wait = c.Speed.Time(c.Ahead)
-		c.KV, c.HitRate = 0.9*rng.Float32(), rng.Float64()
+		c.KV, c.HitRate = 0.9*rng.Float32(), float32(rng.Float64())
 		c.Filter = FilterState{Fast: 1, Slow: 1, Offset: 50, Mean: 1000 * rng.Float64(), Samples: 100}
 		fill(rng, c)
 	}

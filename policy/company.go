@@ -4,6 +4,7 @@ import (
 	"math"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // A company is by how many seconds a first token comes later for each request that is
@@ -95,3 +96,37 @@ func (k *company) seen() (slope float64, ok bool) {
 
 // get is what suppose was told last, 0 when that was nothing.
 func (k *company) get() float64 { return math.Float64frombits(k.each.Load()) }
+
+// A habit is how many requests are at a replica on average over some seconds, as those meet
+// it who come later. How many are there just now says little of that where conversations
+// pause. Any goroutine may use it; it allocates nothing and waits for nobody. The zero value
+// knows nothing, and says 0.
+type habit struct {
+	at   atomic.Int64  // when something was last added, in Unix nanoseconds
+	mean atomic.Uint64 // bits of the number
+}
+
+const (
+	// habitMemory is after how long what was added has about half of its weight left.
+	habitMemory = 10 * time.Second
+	// habitStep is how long after something was added nothing more is.
+	habitStep = 20 * time.Millisecond
+)
+
+// add takes how many are there at now, unless something was added just before. Decisions
+// are made at random times, at which there are as many as on average.
+func (h *habit) add(requests float64, now time.Time) {
+	at, before := now.UnixNano(), h.at.Load()
+	passed := float64(at - before)
+	if before != 0 && passed >= 0 && passed < float64(habitStep) || !h.at.CompareAndSwap(before, at) {
+		return
+	}
+	weight := 1.0
+	if before != 0 && passed >= 0 {
+		weight = passed / (passed + float64(habitMemory))
+	}
+	mean := h.get()
+	h.mean.Store(math.Float64bits(mean + weight*(requests-mean)))
+}
+
+func (h *habit) get() float64 { return math.Float64frombits(h.mean.Load()) }

@@ -100,6 +100,7 @@ func (y *yard) candidates(t *testing.T, prompt string) []Candidate {
 func (y *yard) send(t *testing.T, prompt string, tokens, output int) (*stall, Choice, float64) {
 	cs := y.candidates(t, prompt)
 	r := &Request{Rand: y.rand.Uint64(), Tokens: tokens}
+	begunAmong(r, cs)
 	choice := Choose(y.policy, r, cs, make([]float64, len(cs)))
 	s, c := y.replicas[choice.Index], &cs[choice.Index]
 	ttft := TTFT(r, c)
@@ -125,6 +126,7 @@ func yardSeconds(s float64) string {
 func (y *yard) table(t *testing.T, prompt string, tokens int) string {
 	cs := y.candidates(t, prompt)
 	r := &Request{Tokens: tokens}
+	begunAmong(r, cs)
 	var out strings.Builder
 	for i, s := range y.replicas {
 		c := &cs[i]
@@ -314,6 +316,10 @@ func (y *yard) set(t *testing.T, line string) {
 			c.InFlight = Count(int(x))
 		case "decoding":
 			c.Decoding = Count(int(x))
+		case "begun":
+			c.Begun = Count(int(x))
+		case "rest":
+			c.Rest = x
 		case "exact":
 			c.Exact = x != 0
 		case "cached":

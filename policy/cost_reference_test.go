@@ -74,10 +74,12 @@ func referenceCost(m *CostModel, r *Request, cs []Candidate, i int) (cost float6
 	}
 
 	total := add(add(n(math.Max(c.Wait, 0)), mul(times, prefill)), load)
-	total = add(total, mul(mul(n(m.Company), n(float64(c.Company))), n(float64(c.InFlight))))
+	total = add(total, mul(n(m.Company), n(float64(c.Company))))
 	if c.Share > 0 && c.Share < 1 {
 		total = quo(total, n(float64(c.Share)))
 	}
+	// Each that has begun waits for this one, and all of them for no longer than they take.
+	total = add(total, mul(n(m.Yield), least(mul(prefill, n(float64(c.Begun))), n(c.Rest))))
 	if len(cs) > 1 {
 		others := n(0)
 		for k := range cs {
@@ -98,13 +100,14 @@ func referenceCost(m *CostModel, r *Request, cs []Candidate, i int) (cost float6
 }
 
 // soundCandidates have numbers that can be. Now and then many of them are alike, or
-// have tiers, or are pressed.
+// have tiers, or are pressed, or prompts have begun there.
 func soundCandidates(rng *rand.Rand, tokens int) []Candidate {
 	cs := make([]Candidate, 1+rng.IntN(1+rng.IntN(mostCounted)))
 	if rng.IntN(100) == 0 {
 		cs = make([]Candidate, 1+rng.IntN(500)) // of several blocks
 	}
 	tiers, pressed, mixed, many, idle := rng.IntN(2) == 0, rng.IntN(3), rng.IntN(2) == 0, 1+rng.Int32N(100), rng.IntN(2) == 0
+	begun := rng.IntN(2) == 0
 	for i := range cs {
 		c := &cs[i]
 		c.Slot, c.Key, c.Exact = i, rng.Uint64(), rng.IntN(2) == 0
@@ -132,8 +135,16 @@ func soundCandidates(rng *rand.Rand, tokens int) []Candidate {
 		if pressed > 0 && rng.IntN(3) < pressed {
 			c.KV, c.Queued = 0.96, rng.Int32N(3)
 		}
+		if begun && rng.IntN(3) == 0 {
+			c.Begun, c.Rest = 1+rng.Int32N(4), 3*rng.Float64()*rng.Float64()
+		}
 	}
 	return cs
+}
+
+// begunAmong says in the request whether any of the candidates has begun, as its caller does.
+func begunAmong(r *Request, cs []Candidate) {
+	r.Begun = slices.ContainsFunc(cs, func(c Candidate) bool { return c.Begun > 0 })
 }
 
 func soundRequest(rng *rand.Rand) *Request {
@@ -145,7 +156,7 @@ func costModels(rng *rand.Rand) *CostModel {
 	m := NewCostModel()
 	if rng.IntN(3) == 0 {
 		*m = CostModel{1 + rng.Float64(), 5 * rng.Float64(), 1e-4 * rng.Float64(), 1e-4 * rng.Float64(), 0.1 * rng.Float64(), rng.Float64(), rng.Float64(),
-			rng.Float64(), 1 + rng.Float64(), 0.1 * rng.Float64(), rng.Float64(), rng.Float64(), 0.01 * rng.Float64(), 0.1 * rng.Float64()}
+			rng.Float64(), 1 + rng.Float64(), 0.1 * rng.Float64(), 3 * rng.Float64(), rng.Float64(), rng.Float64(), 0.01 * rng.Float64(), 0.1 * rng.Float64()}
 	}
 	return m
 }
@@ -153,15 +164,22 @@ func costModels(rng *rand.Rand) *CostModel {
 // The costs are those of the reference, and so is the choice.
 func TestCostModelReference(t *testing.T) {
 	rng := rand.New(rand.NewPCG(6, 2))
-	pressed := 0
+	pressed, yields, ends := 0, 0, 0
 	for range 1500 {
 		m, r := costModels(rng), soundRequest(rng)
 		cs := soundCandidates(rng, r.Tokens)
+		begunAmong(r, cs)
 		costs, want := make([]float64, len(cs)), make([]float64, len(cs))
 		for i := range cs {
 			want[i] = referenceCost(m, r, cs, i)
 			if m.pressure(&cs[i]) > 0 {
 				pressed++
+			}
+			switch y := m.yield(r, &cs[i]); {
+			case y > 0 && y < m.Yield*cs[i].Rest:
+				yields++
+			case y > 0:
+				ends++
 			}
 		}
 		choice := Choose(m, r, cs, costs)
@@ -178,6 +196,9 @@ func TestCostModelReference(t *testing.T) {
 	}
 	if pressed == 0 {
 		t.Error("none was pressed")
+	}
+	if yields < 500 || ends < 500 {
+		t.Errorf("at %d replicas what has begun waits for the prompt, and at %d the prompt takes longer", yields, ends)
 	}
 }
 
@@ -199,6 +220,7 @@ func TestCostModelTerms(t *testing.T) {
 				}
 			}
 		}
+		begunAmong(r, cs)
 		costs, plain := make([]float64, len(cs)), make([]float64, len(cs))
 		m.Score(r, cs, costs)
 		m.plain(r, cs, plain, m.ownWork(r, cs))
@@ -212,6 +234,7 @@ func TestCostModelTerms(t *testing.T) {
 			near := func(x, y float64) bool {
 				return x == y || math.Abs(x-y) <= 1e-9*math.Max(math.Abs(x), math.Abs(y))+1e-12
 			}
+			plain[i] += m.yield(r, &cs[i])
 			if !(cost >= 0) || !near(sum, cost) || !near(plain[i], cost) || math.IsInf(cost, 1) != (infinite != "") {
 				t.Fatalf("candidate %d costs %v, plainly %v, the terms %v\n%+v\n%+v\n%+v", i, cost, plain[i], m.AppendTerms(nil, r, cs, i), *m, *r, cs)
 			}
@@ -219,6 +242,38 @@ func TestCostModelTerms(t *testing.T) {
 				t.Fatalf("%+v: expected after %v", cs[i], ttft)
 			}
 		}
+	}
+}
+
+// Where nothing has begun, as the request says, a decision does not look for what has:
+// Begun and Rest make no difference then.
+func TestCostModelNothingBegun(t *testing.T) {
+	rng := rand.New(rand.NewPCG(6, 8))
+	told := 0
+	for range 500 {
+		m, r := costModels(rng), soundRequest(rng)
+		cs := soundCandidates(rng, r.Tokens)
+		costs, other := make([]float64, len(cs)), make([]float64, len(cs))
+		for i := range cs {
+			cs[i].Begun, cs[i].Rest = 1, 5
+		}
+		slack := m.Score(r, cs, costs)
+		for i := range cs {
+			cs[i].Begun, cs[i].Rest = 0, math.NaN()
+		}
+		if got := m.Score(r, cs, other); got != slack || !slices.Equal(costs, other) {
+			t.Fatalf("%+v: costs %v with slack %v, and %v with %v when something else has begun", *r, costs, slack, other, got)
+		}
+		for i := range cs {
+			cs[i].Begun, cs[i].Rest = 1, 5
+		}
+		r.Begun = true
+		if m.Score(r, cs, other); r.Tokens > 0 && other[0] > costs[0] {
+			told++
+		}
+	}
+	if told < 300 {
+		t.Errorf("only %d of 500 go by what has begun when they are told", told)
 	}
 }
 
@@ -231,8 +286,8 @@ func TestCostModelBelowZero(t *testing.T) {
 	}
 }
 
-// At the same rest, more cached never costs more, and more wait, requests, sequences or a
-// smaller share never costs less; the same of the time to first token.
+// All else the same, more cached never costs more, and more wait, requests, sequences,
+// prompts that have begun or a smaller share never costs less; the same of the time to first token.
 func TestCostModelMonotone(t *testing.T) {
 	rng := rand.New(rand.NewPCG(6, 4))
 	for range 8000 {
@@ -240,11 +295,13 @@ func TestCostModelMonotone(t *testing.T) {
 		cs := soundCandidates(rng, r.Tokens)
 		i := rng.IntN(len(cs))
 		c := &cs[i]
+		c.Rest = max(c.Rest, 0.1*rng.Float64()) // so that one more that has begun has something left
+		begunAmong(r, cs)
 		before, costs := make([]float64, len(cs)), make([]float64, len(cs))
 		m.Score(r, cs, before)
 		first, was := TTFT(r, c), *c
 		worse := true
-		switch rng.IntN(6) {
+		switch rng.IntN(8) {
 		case 0:
 			c.Cached += rng.Int32N(3000)
 			worse = false
@@ -263,6 +320,11 @@ func TestCostModelMonotone(t *testing.T) {
 			c.InFlight, c.Decoding = c.InFlight+n, c.Decoding+n
 		case 5:
 			c.Share = cmpShare(c.Share) * rng.Float32()
+		case 6:
+			c.Begun++
+			r.Begun = true
+		case 7:
+			c.Rest += rng.Float64()
 		}
 		m.Score(r, cs, costs)
 		less, more := costs[i], before[i]

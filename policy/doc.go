@@ -35,7 +35,8 @@
 //	calibration.go   Calibration: Speed, from first bytes
 //	standing.go      Standing: what an agent knows of a replica, as a candidate
 //	sending.go       Sending: a prompt's way to its first token, and what it teaches
-//	company.go       by how much first tokens come later for each request beside them
+//	company.go       by how much first tokens come later for each request beside them,
+//	                 and how many those usually are
 //	peer.go          Peer: replicas whose speeds are taken to be alike
 //	board.go         what a backlog and a calibration show to readers that do not wait
 //	load.go          Load: what an engine says of itself
@@ -47,5 +48,6 @@
 //	admission.go     whether a request is taken, separate from where it goes
 //	queue.go         the order of those that wait: classes, and tenants in turn
 //	holding.go       what is held back until a replica is nearly free, shortest first
+//	pieces.go        what is computed in pieces, so that others need not wait for all of it
 //	budget.go        what an API key may use
 package policy

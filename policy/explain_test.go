@@ -26,9 +26,12 @@ func anyCandidates(random *rand.Rand, tokens int) []Candidate {
 		c.Ahead = Work{float64(random.IntN(4)), float64(random.IntN(20000)), float64(random.IntN(1e8))}
 		c.Wait = c.Speed.Time(c.Ahead)
 		c.Decoding, c.InFlight, c.Queued = random.Int32N(64), random.Int32N(64), random.Int32N(8)
-		c.Share, c.KV, c.HitRate = random.Float32(), random.Float32(), random.Float64()
+		c.Share, c.KV, c.HitRate = random.Float32(), random.Float32(), float32(random.Float64())
 		if random.IntN(4) == 0 {
 			c.KV = 1
+		}
+		if random.IntN(4) == 0 {
+			c.Begun, c.Rest = random.Int32N(4), 5*random.Float64()
 		}
 		c.Exact, c.Large = random.IntN(2) == 0, random.IntN(2) == 0
 		c.VRAMTotal = float64(random.IntN(2) * 80000)
@@ -50,6 +53,7 @@ func TestTermsAddUp(t *testing.T) {
 		for range 500 {
 			r := anyRequest(random)
 			candidates := anyCandidates(random, r.Tokens)
+			begunAmong(r, candidates)
 			costs := make([]float64, len(candidates))
 			p.Score(r, candidates, costs)
 			for i, cost := range costs {

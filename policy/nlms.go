@@ -125,7 +125,7 @@ func (p *NLMS) terms(t *[8]float64, r *Request, n float64, tiers bool, c *Candid
 	}
 	t[4] = p.kv * part(float64(c.KV))
 	t[5] = p.queue * float64(max(c.Queued, 0))
-	t[6] = -p.prefix * part(c.HitRate)
+	t[6] = -p.prefix * part(float64(c.HitRate))
 	if cached := float64(min(int(c.Cached), r.Tokens)); cached > 0 {
 		// Of a prompt's Work it is cached tokens, and their attention among
 		// themselves.

@@ -63,7 +63,7 @@ func (d *dio) score(prompt, maxTokens int, large, tiers bool, c *Candidate) floa
 			s += 1000 * (1 - c.VRAMFree/c.VRAMTotal)
 		}
 	}
-	s += 800*float64(c.KV) + 50*float64(c.Queued) - 150*c.HitRate
+	s += 800*float64(c.KV) + 50*float64(c.Queued) - 150*float64(c.HitRate)
 	// In place of the 200 ms: the prefill that is saved.
 	s -= 1000 * (c.Speed.Time(Prefill(prompt, 0)) - c.Speed.Time(Prefill(prompt-int(c.Cached), int(c.Cached))))
 	return s
@@ -89,7 +89,7 @@ func TestNLMSIsDIO(t *testing.T) {
 			}
 			c.Filter = f.State()
 			c.InFlight, c.Queued = rng.Int32N(20), rng.Int32N(4)
-			c.KV, c.HitRate = rng.Float32(), rng.Float64()
+			c.KV, c.HitRate = rng.Float32(), float32(rng.Float64())
 			c.Large = rng.IntN(6) == 0
 			tiers = tiers || c.Large
 			if rng.IntN(2) == 0 {

@@ -20,6 +20,8 @@ type Request struct {
 	// Prefix stands for how the prompt begins, and Session for the conversation it
 	// belongs to; 0 is not known. Equal numbers are equal beginnings, or sessions.
 	Prefix, Session uint64
+	// Begun: at least one of the candidates has Begun.
+	Begun bool
 }
 
 // MostOutput is the most that Request.Output says.
@@ -45,8 +47,9 @@ type Candidate struct {
 	CachedGPU, CachedCPU int32
 	// Decoding is how many of those have their first token and are generated.
 	Decoding int32
-	// Company is by how many seconds each request that is there delays first tokens:
-	// this one's, and those of the requests that will follow it there.
+	// Company is by how many seconds first tokens come later for those who are there: this
+	// one's for those of now, and those of the requests that will follow it there for those
+	// who usually are, and for how slow the replica is.
 	Company float32
 	// Share is how much of its share the replica takes, between 0 and 1: less
 	// than 1 for a while after it has come back. 0 stands for 1.
@@ -65,6 +68,11 @@ type Candidate struct {
 	// Queued is how many requests wait for the engine to begin with them, as it
 	// says; 0 too when it does not.
 	Queued int32
+	// Begun is how many prompts have been computed in part there and wait for the rest to
+	// be, which takes Rest seconds of all of them. It is behind what comes now, unless that
+	// goes elsewhere. Where there are some, Request.Begun is set.
+	Begun int32
+	Rest  float64
 	// Key is a hash of the replica's name: the same for every agent and at all
 	// times.
 	Key uint64
@@ -76,11 +84,11 @@ type Candidate struct {
 	// VRAMFree and VRAMTotal are the GPU's memory, in MB; VRAMTotal is 0 when they
 	// are not known (nlms).
 	VRAMFree, VRAMTotal float64
-	// HitRate is the share of prompt tokens that the engine has found in its cache
-	// lately, 0 to 1 (nlms).
-	HitRate float64
 	// Filter is what nlms has learned of it.
 	Filter FilterState
+	// HitRate is the share of prompt tokens that the engine has found in its cache
+	// lately, 0 to 1 (nlms).
+	HitRate float32
 	// Exact: what it has cached is known from its own events.
 	Exact bool
 	// Large: the replica is meant for large requests (nlms).

@@ -56,6 +56,7 @@ func costModelWeights() []weight {
 		{"approximate", m.Approximate, 0, 1},
 		{"bound", m.Bound, 1, inf},
 		{"overload", m.Overload, 0, inf},
+		{"yield", m.Yield, 0, inf},
 		{"kv_limit", m.KVLimit, 0, inf},
 		{"kv_pressure", m.KVPressure, 0, inf},
 		{"slack", m.Slack, 0, inf},
@@ -64,7 +65,7 @@ func costModelWeights() []weight {
 }
 
 func newCostModel(w []float64) Policy {
-	return &CostModel{w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], w[8], w[9], w[10], w[11], w[12], w[13]}
+	return &CostModel{w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], w[8], w[9], w[10], w[11], w[12], w[13], w[14]}
 }
 
 // New returns the policy of a name, with the weights that are given in place of

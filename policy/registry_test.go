@@ -152,13 +152,16 @@ func someCandidates(rng *rand.Rand, hostile bool) []Candidate {
 		c.Wait = number(rng.Float64())
 		c.Speed = Speed{number(rng.Float64() * 1e-4), number(rng.Float64() * 1e-9), number(rng.Float64() * 0.01)}
 		c.Decoding, c.InFlight, c.Queued = count(small()), count(small()), count(small()/4)
+		if rng.IntN(4) == 0 {
+			c.Begun, c.Rest = count(small()), number(10*rng.Float64())
+		}
 		switch rng.IntN(4) {
 		case 0:
 			c.Share = float32(number(rng.Float64()))
 		case 1, 2:
 			c.Share = 1
 		}
-		c.KV, c.HitRate = float32(number(rng.Float64())), number(rng.Float64())
+		c.KV, c.HitRate = float32(number(rng.Float64())), float32(number(rng.Float64()))
 		c.Exact, c.Large = rng.IntN(2) == 0, rng.IntN(4) == 0
 		if rng.IntN(2) == 0 {
 			c.VRAMTotal = number(80e3)
@@ -197,6 +200,7 @@ func TestPolicyProperties(t *testing.T) {
 			rng := rand.New(rand.NewPCG(6, 1))
 			for n := range 2000 {
 				cs, r := someCandidates(rng, hostile), someRequest(rng)
+				begunAmong(r, cs)
 				fail := func(format string, args ...any) {
 					t.Helper()
 					t.Fatalf("%s, history %d of hostile %v: %s\n%+v\n%+v", p.Name(), n, hostile, fmt.Sprintf(format, args...), *r, cs)
@@ -502,7 +506,7 @@ func set(t *testing.T, c *Candidate, word string) {
 	case "vram":
 		c.VRAMTotal = x
 	case "hit-rate":
-		c.HitRate = x
+		c.HitRate = float32(x)
 	case "slope":
 		c.Filter.Fast, c.Filter.Slow, c.Filter.Samples = x, x, 100
 	case "offset":

@@ -9,7 +9,7 @@ type scoring struct {
 	// decoded and for each request.
 	tokens                 int32
 	own, decoding, request float64
-	// Each request costs so many times the candidate's Company.
+	// The candidate's Company costs so many times what it is.
 	company float64
 	pressed float32
 
@@ -67,7 +67,7 @@ func (s *scoring) block(candidates []Candidate, costs []float64) (most int64) {
 		held, a := float64(cached), c.Speed.A
 		fill := (all-held)*(a+c.Speed.B*(halfAll+half*held)) + c.Speed.D
 		requests := float64(c.InFlight)
-		cost := (own+decoding*float64(c.Decoding)+request*requests)*fill + company*float64(c.Company)*requests + c.Wait
+		cost := (own+decoding*float64(c.Decoding)+request*requests)*fill + company*float64(c.Company) + c.Wait
 		costs[i] = cost
 		total += cost
 		inFlight |= c.InFlight

@@ -27,8 +27,12 @@ type Standing struct {
 	tellsCached atomic.Bool // the engine has told what it had cached of a prompt
 	late        [moments]Lateness
 	company     company       // what each request beside it delays a first token by
+	habit       habit         // what who comes has met there for some time
+	begun       begun         // prompts that are computed there in pieces
 	lengths     RecentMean    // tokens of those prompts, cached ones included
+	settled     RecentMean    // and what of them was cached there alone
 	binding     atomic.Uint64 // bits of what bind was told
+	behind      atomic.Uint64 // so, too
 }
 
 // SetLoad says what the engine has told of its load; nil that nothing is known.
@@ -85,27 +89,55 @@ func (s *Standing) Describe(c *Candidate, inside, pending int, now time.Time) {
 	}
 	*c = Candidate{}
 	c.Speed, c.Ahead, c.Wait = speed, ahead, wait
-	c.Company = float32(s.company.get() * (1 + math.Float64frombits(s.binding.Load())))
+	s.begun.describe(c)
 	inFlight, decoding := inside+pending, max(inside-int(ahead.Prompts), 0)
 	c.InFlight, c.Decoding = Count(inFlight), Count(decoding)
-	if !fresh {
-		c.Late = s.late[momentOf(c)].Get()
-		return
-	}
 	if requests > 0 {
 		others := l.ForeignWork(s.prompts.Get())
 		c.Ahead, c.Wait = ahead.Plus(others), wait+speed.Time(others)
 		c.InFlight, c.Decoding = Count(inFlight+requests), Count(decoding+requests-waiting)
 	}
 	c.Late = s.late[momentOf(c)].Get()
-	c.KV, c.Queued, c.HitRate = float32(l.KV), Count(l.Waiting), l.HitRate
-	c.VRAMFree, c.VRAMTotal = l.VRAMFree, l.VRAMTotal
+	c.Company = float32(s.delay(c, now))
+	if fresh {
+		c.KV, c.Queued, c.HitRate = float32(l.KV), Count(l.Waiting), float32(l.HitRate)
+		c.VRAMFree, c.VRAMTotal = l.VRAMFree, l.VRAMTotal
+	}
 }
 
-// bind says how many later requests a choice decides for. What was said before fades.
-func (s *Standing) bind(requests float64) {
+// delay is Candidate.Company of the candidate that has been described at now.
+func (s *Standing) delay(c *Candidate, now time.Time) float64 {
+	n := float64(c.InFlight)
+	s.habit.add(n, now)
+	each, followers := s.company.get(), math.Float64frombits(s.binding.Load())
+	return each*(n+followers*(soon*n+eachWay*s.habit.get())) + followers*math.Float64frombits(s.behind.Load())
+}
+
+// Settled notes of a request that is sent to the candidate which was chosen, of this
+// replica, how much of its prompt is cached there and nowhere else: what an earlier choice
+// has decided for it. Of requests with many candidates one in eight tells.
+func (s *Standing) Settled(r *Request, candidates []Candidate, chosen int) {
+	if len(candidates) > mostCounted && r.Rand%8 != 0 {
+		return
+	}
+	most := 0
+	for i := range candidates {
+		if i != chosen {
+			most = max(most, candidates[i].held(r))
+		}
+	}
+	s.settled.Add(float64(max(candidates[chosen].held(r)-most, 0)))
+}
+
+// bind says how many later requests a choice decides for, and how many seconds it counts
+// that the prefill of one takes longer here than elsewhere. What was said before of how
+// many fades.
+func (s *Standing) bind(requests, behind float64) {
 	before := math.Float64frombits(s.binding.Load())
 	s.binding.Store(math.Float64bits(before + (requests-before)/2))
+	if behind >= 0 && behind < MostTTFT {
+		s.behind.Store(math.Float64bits(behind))
+	}
 }
 
 // decoding is how many sequences the replica generates at now.

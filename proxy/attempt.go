@@ -26,7 +26,7 @@ func (x *exchange) ask() failure {
 	backoff := x.limits.Backoff
 	for x.attempts = 1; ; x.attempts++ {
 		x.traceAttempt()
-		if f := x.choose(); f != none {
+		if f := x.place(); f != none {
 			x.traceAnswer(f)
 			return f
 		}

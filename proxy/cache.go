@@ -435,12 +435,17 @@ func (x *exchange) generated(u usage, known, whole bool) int {
 	return max(n, 0)
 }
 
-// tellCached tells the client what was predicted for the engine that answers. One
-// that refuses has looked for nothing.
+// tellCached tells the client what was predicted for the engine that answers, and how
+// much of that was computed for this request just before. One that refuses has looked for
+// nothing.
 func (x *exchange) tellCached() {
 	if x.predicted >= 0 && x.status < http.StatusMultipleChoices {
 		x.extra = append(x.extra, "x-inferrail-cached-tokens: "...)
 		x.extra = append(strconv.AppendInt(x.extra, int64(x.predicted), 10), crlf...)
+		if n := x.begunTokens(); n > 0 {
+			x.extra = append(x.extra, "x-inferrail-begun-tokens: "...)
+			x.extra = append(strconv.AppendInt(x.extra, int64(n), 10), crlf...)
+		}
 	}
 }
 
@@ -458,7 +463,8 @@ func (x *exchange) compareCached(u usage) {
 			x.cache.index.Found(&x.claims[i], actual)
 		}
 	}
-	x.c.s.stats.cachedTokens(x.modelLabel(), x.predicted, actual, u.cachedTold)
+	begun := x.begunTokens()
+	x.c.s.stats.cachedTokens(x.modelLabel(), x.predicted-begun, max(actual-begun, 0), u.cachedTold)
 	if x.cache.checks != nil {
 		x.cache.checks.Cached(x.model, x.replica, x.predicted, actual, u.cachedTold)
 	}

@@ -27,7 +27,7 @@ var decisions = sync.Pool{New: func() any { return new(decision) }}
 // candidates, places and costs are those of x.choice.
 func (x *exchange) pick(line bool) (r *Replica, full bool) {
 	x.takeDecision()
-	now, learns := time.Now(), x.model.learns()
+	now, learns, begun := time.Now(), x.model.learns(), false
 	x.pickedAt = now
 	for _, r := range x.model.Replicas {
 		if len(x.tried) > 0 && slices.Contains(x.tried, r) {
@@ -42,6 +42,10 @@ func (x *exchange) pick(line bool) (r *Replica, full bool) {
 		x.candidates = slices.Grow(x.candidates, 1)[:n+1]
 		c := &x.candidates[n]
 		r.describe(c, now)
+		if x.piecing != nil {
+			x.piecing.rest.Apart(&r.standing, c)
+		}
+		begun = begun || c.Begun > 0
 		if learns {
 			c.Filter = r.standing.Filter.State()
 		}
@@ -52,6 +56,7 @@ func (x *exchange) pick(line bool) (r *Replica, full bool) {
 		}
 	}
 	x.describe()
+	x.asked.Begun = begun
 	x.costs = slices.Grow(x.costs, len(x.candidates))[:len(x.candidates)]
 	x.choice = policy.Choose(x.policy(), &x.asked, x.candidates, x.costs)
 	if x.choseIn = 0; x.asked.Rand%timedOneIn == 0 {
@@ -72,7 +77,11 @@ func (x *exchange) expectAnew(now time.Time) {
 	}
 	c := &x.candidates[x.choice.Index]
 	was := *c
-	x.places[x.choice.Index].describe(c, now)
+	r := x.places[x.choice.Index]
+	r.describe(c, now)
+	if x.piecing != nil {
+		x.piecing.rest.Apart(&r.standing, c)
+	}
 	c.Cached, c.CachedGPU, c.CachedCPU, c.Exact, c.Filter = was.Cached, was.CachedGPU, was.CachedCPU, was.Exact, was.Filter
 	x.expected = policy.TTFT(&x.asked, c)
 }

@@ -58,7 +58,7 @@ func (x *exchange) tryPlace() (f failure, again bool) {
 	x.retryAfter = 0
 	r, full := x.pick(false)
 	hold, line := r != nil && x.mustHold(), r == nil && full
-	if hold && x.crowdedOut() {
+	if hold && x.piecing == nil && x.crowdedOut() {
 		return x.allFull(), false
 	}
 	if line {
@@ -69,8 +69,11 @@ func (x *exchange) tryPlace() (f failure, again bool) {
 		}
 		switch {
 		case r != nil:
-		case x.holding.over && x.attempts <= 1:
-			f := x.holdBack() // it was taken, and waits on for a place
+		case len(x.tried) > 0 && x.attempts <= 1:
+			x.tried = x.tried[:0] // who has failed to compute a piece is better than to wait
+			return none, true
+		case (x.holding.over || x.piecing != nil) && x.attempts <= 1:
+			f := x.holdBack() // it was taken, or has begun, and waits on for a place
 			return f, f == none
 		default:
 			return x.allFull(), false
@@ -313,7 +316,7 @@ func (x *exchange) outOfRoom() {
 		m.endTurn()
 	}
 	if v := &x.holding; v.in {
-		v.in, v.took = false, time.Since(v.since)
+		v.in, v.took = false, v.before+time.Since(v.since)
 	}
 	x.c.s.rooms.leave(m)
 	x.c.s.waits.add(x.waitsAs, -1)
@@ -335,7 +338,9 @@ func (x *exchange) tellBudget() {
 		return
 	}
 	waited := time.Since(x.sent)
-	if at := x.prefill.Sent; !at.IsZero() {
+	if v := x.piecing; v.foretold() {
+		waited = v.began.Sub(x.sent)
+	} else if at := x.prefill.Sent; !at.IsZero() {
 		waited = at.Sub(x.sent)
 	}
 	x.extra = append(x.extra, "x-inferrail-budget-ms: "...)

@@ -79,7 +79,7 @@ func (x *exchange) conclude(f failure, u usage, known bool) {
 	}
 	if x.predicted >= 0 {
 		s.stats.totals.askedTokens.Add(uint64(max(x.asked.Tokens, 0)))
-		s.stats.totals.expectedTokens.Add(uint64(x.predicted))
+		s.stats.totals.expectedTokens.Add(uint64(x.predicted - x.begunTokens()))
 	}
 	cached, observed := -1, x.observed
 	if known && u.cachedTold {
@@ -87,7 +87,7 @@ func (x *exchange) conclude(f failure, u usage, known bool) {
 	}
 	s.journal.enter(Prediction{Time: at, Model: x.model.Name, Policy: v.policy, Replica: v.replica, Reason: v.reason,
 		Outcome: f.label(), Status: x.status, Attempts: x.attempts, Exact: x.followed && x.promptReason == prompt.Exact, Tokens: x.asked.Tokens,
-		CachedPredicted: x.predicted, CachedActual: cached, Predicted: x.expected, Observed: observed}, x.id)
+		CachedPredicted: x.predicted - x.begunTokens(), CachedActual: cached, Predicted: x.expected, Observed: observed}, x.id)
 	if observed >= 0 {
 		s.stats.predictedTime.WithLabelValues(x.modelLabel()).Observe(x.expected)
 		s.stats.observedTime.WithLabelValues(x.modelLabel()).Observe(observed)
@@ -233,6 +233,11 @@ type Decision struct {
 	Waits        string  `json:"waits,omitempty"`
 	// HeldMS is for how long the request was held back before it was sent.
 	HeldMS float64 `json:"held_ms,omitempty"`
+	// Pieces is how many pieces of the prompt were sent before; what is predicted and
+	// observed is from the first of them on, unless one has failed. Explain sets
+	// PieceTokens, to how much of it is the first of some, 0 where it is sent whole.
+	Pieces      int `json:"pieces,omitempty"`
+	PieceTokens int `json:"piece_tokens,omitempty"`
 	// PredictedMS is the expected time to first token there.
 	PredictedMS Number           `json:"predicted_ms"`
 	Shadows     []ShadowDecision `json:"shadows,omitempty"`
@@ -360,6 +365,9 @@ func (x *exchange) tellRequest(d *Decision) {
 		BudgetMS: float64(x.budget) / float64(time.Millisecond), Admission: x.verdict,
 		HeldMS: float64(x.holding.took) / float64(time.Millisecond),
 	}
+	if x.piecing != nil {
+		d.Pieces = x.piecing.count
+	}
 	if x.class != nil {
 		d.Class = x.class.Name
 	}
@@ -379,6 +387,9 @@ func (x *exchange) tellRequest(d *Decision) {
 	}
 	if i := slices.Index(x.places, x.replica); x.replica != nil && i >= 0 {
 		d.Winner, d.PredictedMS = x.replica.ID, milliseconds(policy.TTFT(asked, &x.candidates[i]))
+		if x.piecing.foretold() {
+			d.PredictedMS = milliseconds(x.piecing.expected)
+		}
 	}
 }
 

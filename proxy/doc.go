@@ -15,6 +15,7 @@
 //	choose      choice.go    policy.Policy picks a replica, policy.Admission takes the request or not,
 //	                         and it takes a place at the replica's gate (gate.go), or waits (room.go),
 //	                         or is held back until a replica is nearly free (hold.go)
+//	begin       piece.go     of a long prompt the replica computes a piece, and it is chosen anew
 //	connect     upstream.go  an idle connection that looks alive, or a new one (lookup.go: where)
 //	claim       cache.go     what the replica will hold, taken back if it does not answer
 //	expect      prefill.go   the work that it is comes before the replica
@@ -71,8 +72,8 @@
 //     finished or stop the relay reads it, unless the kernel carries the response.
 //   - Locks are taken in this order: Server.mu, relay.mu, watch.mu, conn.mu, and conn.mu
 //     before the mu of conn.cw, whose ready function runs without it. gate.mu is taken
-//     with none of them held and may be followed by conn.mu, and so is room.mu;
-//     lines.mu, rooms.mu, waits.mu and addresses.mu are held alone.
+//     with none of them held and may be followed by conn.mu, and so are room.mu and
+//     parking.mu; lines.mu, rooms.mu, waits.mu and addresses.mu are held alone.
 //   - Buffers for request bodies and heads come from pools, at the latest
 //     returned when the relay starts: a stream that lasts for an hour holds its
 //     connection's small read buffer and the tail of its body.

@@ -97,6 +97,7 @@ type exchange struct {
 	moved          bool
 	displaces      bool
 	holding        holding
+	piecing        *piecing // nil before a piece of the prompt was sent
 	model          *Model
 	replica        *Replica
 	attempts       int        // the present one included
@@ -219,6 +220,7 @@ func (x *exchange) begin() {
 	x.noted, x.judged, x.prefill, x.expected, x.observed = noted{}, x.judged[:0], policy.Sending{}, 0, -1
 	x.class, x.tenant, x.budget, x.verdict, x.retryAfter = nil, "", 0, "", 0
 	x.taken, x.room, x.displaces, x.holding = time.Time{}, nil, false, holding{}
+	x.piecing = nil
 	x.up, x.left = nil, nil
 	x.response, x.extra = responseHead{}, x.extra[:0]
 	x.answered, x.passed, x.status, x.ttfb = false, false, 0, 0
@@ -458,7 +460,7 @@ func (x *exchange) settle(f failure, u usage, known bool) {
 	switch {
 	case known:
 		used = u.charge(x.reserved)
-	case !x.passed && (f != clientLeft || x.replica == nil):
+	case !x.passed && (f != clientLeft || x.replica == nil && !x.piecing.sent()):
 		// No engine has answered, or been asked: it costs nothing.
 		x.key.Budget.Refund(now, x.reserved)
 		return
@@ -684,6 +686,9 @@ func (x *exchange) finish(f failure) {
 	}
 	now := time.Now() // once for all: a request reads the clock often enough
 	x.learn(f, u, known, now)
+	x.endPieces()
+	x.takesWhole()
+	u.cached -= min(u.cached, uint64(x.begunTokens()))
 	x.releaseClaims(x.generated(u, known, f == none), now)
 	x.settle(f, u, known)
 	x.conclude(f, u, known)
@@ -693,4 +698,5 @@ func (x *exchange) finish(f failure) {
 	x.giveBack()
 	x.c.s.stats.finished(x, f, u, known, now)
 	x.endTrace(f, u, known, now)
+	x.piecing = nil // a connection may be idle for long
 }

@@ -38,9 +38,12 @@ func (s *Server) Explain(path string, header http.Header, body []byte) (*Decisio
 			r, _ = x.pick(true)
 		}
 	}
-	x.replica = r // for tell only: it is in no gate
+	x.replica = r // for these only: it is in no gate
 	x.tell(d)
 	d.WorkOut()
+	if r != nil {
+		d.PieceTokens = x.nextPiece()
+	}
 	x.replica = nil
 	switch {
 	case r == nil && full:

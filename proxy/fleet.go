@@ -72,6 +72,9 @@ type Model struct {
 	// Holding is the rule by which its requests are held back; the zero value sends each
 	// at once.
 	Holding policy.Holding
+	// Pieces is the rule by which its long prompts are computed in pieces, at replicas of
+	// which it is known what they have cached; the zero value sends all whole.
+	Pieces policy.Pieces
 	// Prompts follows its prompts; nil when there is no tokenizer. An adapter
 	// has its parent's.
 	Prompts *prompt.Model
@@ -129,9 +132,13 @@ type Replica struct {
 	rank     atomic.Int32 // +1; 0 is none
 	large    atomic.Bool
 	allChats atomic.Bool
-	gate     gate
-	warmth   warmth
-	failures atomic.Int64 // in a row
+	// parked are requests that wait for others that have begun there.
+	parked parking
+	// takesWhole: it has refused a piece of a prompt.
+	takesWhole atomic.Bool
+	gate       gate
+	warmth     warmth
+	failures   atomic.Int64 // in a row
 	// standing is what is known of it but for its cache.
 	standing policy.Standing
 	stays    policy.RecentMean // seconds that requests have been there

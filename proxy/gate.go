@@ -65,6 +65,9 @@ func (g *gate) free() bool {
 	return (most <= 0 || g.inside.Load() < most) && g.pending.Load() == 0
 }
 
+// lineless reports that it is bounded, and nobody may line up.
+func (g *gate) lineless() bool { return g.concurrency.Load() > 0 && g.room.Load() <= 0 }
+
 func (g *gate) roomy() bool { return g.pending.Load() < g.room.Load() }
 
 // enter lets the request of c in, unless the replica is full or others are in

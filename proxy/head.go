@@ -63,6 +63,7 @@ const (
 	fieldRank  // the data-parallel rank that is to compute a request
 	fieldTraceparent
 	fieldTracestate
+	fieldIdempotency // names a request, so that it is not done twice
 )
 
 // fieldOf classifies a field name, whatever its case.
@@ -111,6 +112,8 @@ func fieldOf(name []byte) field {
 		return fieldTraceparent
 	case "tracestate":
 		return fieldTracestate
+	case "idempotency-key":
+		return fieldIdempotency
 	}
 	switch known := string(known); {
 	case strings.HasPrefix(known, "access-control-"):
@@ -271,6 +274,8 @@ type asEngine struct {
 	length         int // the body's
 	// hideKey: the client's key is the agent's own and stays here.
 	hideKey bool
+	// piece: it is a piece of a prompt, and not the request.
+	piece bool
 	// trace, if not nil, is what the engine's spans are to belong to: to its last attempt.
 	trace *Trace
 }
@@ -308,6 +313,10 @@ func (h *requestHead) appendTo(dst []byte, to asEngine) []byte {
 		case fieldTracestate:
 			if to.trace != nil && to.trace.Parent == (SpanID{}) {
 				continue // it belongs to what was no traceparent
+			}
+		case fieldIdempotency:
+			if to.piece {
+				continue // who keeps answers by it would take one for the other
 			}
 		case fieldOther, fieldContentType, fieldContentEncoding, fieldCORS, fieldLimit:
 		default:

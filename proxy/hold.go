@@ -14,6 +14,8 @@ type holding struct {
 	// latest. took is how long it lasted, once it is over.
 	since, until time.Time
 	took         time.Duration
+	// before is how long it was held before the last piece of its prompt was sent.
+	before time.Duration
 	// key is its place in the order, and prefill what it counts for in room.work.
 	key     float64
 	prefill time.Duration
@@ -135,9 +137,6 @@ func (x *exchange) nowFree() bool {
 // should be. Where all have as many requests as they may, there may be room in a line.
 func (x *exchange) replicaFree(now time.Time) (free bool, next time.Duration) {
 	h := x.model.Holding
-	if !h.Holds() {
-		return true, 0 // not any more
-	}
 	next = roomTick
 	full, roomy := true, false
 	var c policy.Candidate
@@ -147,6 +146,9 @@ func (x *exchange) replicaFree(now time.Time) (free bool, next time.Duration) {
 			continue
 		}
 		full = false
+		if !h.Holds() {
+			return true, 0 // not any more, or it waits for a place alone
+		}
 		r.standing.Describe(&c, r.InFlight(), r.Pending(), now)
 		if h.Free(&c) {
 			return true, 0

@@ -15,10 +15,14 @@ import (
 // hold the metrics against.
 func LabelValues() map[string]map[string][]string {
 	var outcomes, retried, prompts []string
+	pieces := []string{pieceComputed, pieceRefused, clientLeft.label(), shutDown.label()}
 	for f := none; f < failures; f++ {
 		outcomes = append(outcomes, f.label())
 		if f.retried() {
 			retried = append(retried, f.label())
+		}
+		if f >= connectFailed && f <= noSocket {
+			pieces = append(pieces, f.label())
 		}
 	}
 	for _, status := range []int{500, 502, 503, 504} { // saysUnavailable
@@ -43,6 +47,7 @@ func LabelValues() map[string]map[string][]string {
 		"inferrail_prompts_total":              {"outcome": prompts},
 		"inferrail_prompt_cached_tokens_total": {"kind": {"predicted", "actual", "unverified"}},
 		"inferrail_admissions_total":           {"verdict": policy.AdmissionReasons()},
+		"inferrail_pieces_total":               {"outcome": pieces},
 		"inferrail_decisions_total":            {"policy": policy.Names(), "reason": policy.Reasons()},
 		"inferrail_responses_total":            {"tier": tiers, "reason": slices.Concat([]string{""}, joinReasons[:])},
 		"inferrail_relay_chunks_total":         {"tier": tiers},

@@ -38,6 +38,7 @@ type stats struct {
 	duration    *prometheus.HistogramVec
 	admissions  *prometheus.CounterVec // model, verdict
 	heldTime    *prometheus.HistogramVec
+	pieces      *prometheus.CounterVec
 
 	decisions        *prometheus.CounterVec   // model, policy, reason
 	decisionTime     *prometheus.HistogramVec // model
@@ -113,6 +114,8 @@ func newStats() *stats {
 			Help: "Requests that admission has judged, by what it has said last: why one was taken, or refused (requests are late, too much waits, predicted too late)."}, []string{"model", "verdict"}),
 		heldTime: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "inferrail_held_seconds",
 			Help: "Time that requests were held back in the agent until a replica was nearly free, of those that were.", Buckets: seconds}, []string{"model"}),
+		pieces: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "inferrail_pieces_total",
+			Help: "Pieces of long prompts that engines were asked to compute before the request itself, by model and what came of it: computed, or why not."}, []string{"model", "outcome"}),
 		decisions: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "inferrail_decisions_total",
 			Help: "Replicas chosen, by model, by the policy that has chosen and why. A request that is tried again is chosen for again."}, []string{"model", "policy", "reason"}),
 		decisionTime: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "inferrail_decision_seconds",
@@ -137,7 +140,7 @@ func newStats() *stats {
 // forget drops the series of a model that is not served any more.
 func (s *stats) forget(model string) {
 	labels := prometheus.Labels{"model": model}
-	for _, v := range []*prometheus.CounterVec{s.requests, s.retries, s.tokens, s.unknown, s.prompts, s.cached, s.decisions, s.admissions} {
+	for _, v := range []*prometheus.CounterVec{s.requests, s.retries, s.tokens, s.unknown, s.prompts, s.cached, s.decisions, s.admissions, s.pieces} {
 		v.DeletePartialMatch(labels)
 	}
 	for _, v := range []*prometheus.HistogramVec{s.promptTime, s.lookupTime, s.firstByte, s.duration, s.heldTime,
@@ -192,7 +195,7 @@ func (s *stats) finished(x *exchange, f failure, u usage, known bool, now time.T
 	if x.verdict != "" {
 		s.admissions.WithLabelValues(model, x.verdict).Inc()
 	}
-	if !x.holding.since.IsZero() {
+	if x.holding.took > 0 {
 		s.heldTime.WithLabelValues(model).Observe(x.holding.took.Seconds())
 	}
 	if x.followed {
@@ -396,7 +399,7 @@ func (s *Server) Describe(ch chan<- *prometheus.Desc) {
 
 func (s *stats) vectors() []prometheus.Collector {
 	return []prometheus.Collector{s.requests, s.retries, s.tokens, s.keyRequests, s.keyTokens, s.limited, s.unknown, s.prompts, s.promptTime, s.cached, s.lookupTime, s.firstByte, s.duration,
-		s.heldTime, s.decisions, s.decisionTime, s.firstToken, s.observedTime, s.predictedTime, s.predictionRatio, s.decisionsDropped, s.tracesDropped, s.admissions}
+		s.heldTime, s.pieces, s.decisions, s.decisionTime, s.firstToken, s.observedTime, s.predictedTime, s.predictionRatio, s.decisionsDropped, s.tracesDropped, s.admissions}
 }
 
 // Collect implements prometheus.Collector.

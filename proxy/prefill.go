@@ -9,6 +9,9 @@ import (
 
 // promise begins a prefill, at the replica where the request has its place.
 func (x *exchange) promise() {
+	if i := x.choice.Index; x.piecing == nil && i >= 0 && i < len(x.candidates) {
+		x.replica.standing.Settled(&x.asked, x.candidates, i)
+	}
 	x.prefill.Promise(&x.replica.standing, x.asked.Tokens, x.sequences(), x.picked())
 }
 
@@ -39,6 +42,13 @@ func (x *exchange) firstToken(now time.Time) {
 		return
 	}
 	x.observed = took.Seconds()
+	if v := x.piecing; v.sent() {
+		// What others would have done is known of what was sent last alone.
+		x.judged = x.judged[:0]
+		if v.foretold() {
+			x.observed = now.Sub(v.began).Seconds() // so is what was foretold
+		}
+	}
 	waited := now.Sub(x.sent)
 	x.replica.lately.add(now, waited)
 	x.c.s.stats.sawFirstToken(x, waited)

@@ -320,7 +320,11 @@ func (x *exchange) endTrace(f failure, u usage, known bool, now time.Time) {
 		}
 	}
 	if x.observed >= 0 && !x.prefill.Sent.IsZero() {
-		t.First = x.prefill.Sent.Add(time.Duration(x.observed * float64(time.Second)))
+		from := x.prefill.Sent
+		if v := x.piecing; v.foretold() {
+			from = v.began
+		}
+		t.First = from.Add(time.Duration(x.observed * float64(time.Second)))
 	}
 	if x.passed {
 		if t.Tier, t.TierWhy = "copy", x.why; x.packet {

@@ -33,7 +33,8 @@ var mayImport = map[string][]string{
 // agents asks bpf whether the machine can.
 var testsMayImport = map[string][]string{
 	"agent": {"simulator", "simulator/workload"},
-	"proxy": {"simulator"},
+	// A cache is known exactly by events.
+	"proxy": {"simulator", "index/kvevent"},
 	"bpf":   {"simulator", "proxy"},
 	"cmd":   {"bpf", "policy"},
 	// What is deployed goes together with the agent.

@@ -145,10 +145,11 @@ func (r *program) terminate(limit time.Duration) {
 	}
 }
 
-// tail is the end of what it has said.
+// tail is the end of what it has said: enough for what vLLM's engine says of why it does
+// not start, which comes before all that its server says of that.
 func (r *program) tail() string {
 	text := r.out.String()
-	return text[max(0, len(text)-4000):]
+	return text[max(0, len(text)-16000):]
 }
 
 // vllm is a running vLLM that serves the model as tiny and tiny-alias.

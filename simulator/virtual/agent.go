@@ -36,6 +36,8 @@ type agent struct {
 	held     policy.Queue[*visit]
 	heldWork float64
 	releases time.Duration
+	pieces   policy.Pieces
+	parked   []*visit // in the order in which they came there
 
 	// The memory of one decision.
 	candidates []policy.Candidate
@@ -76,6 +78,7 @@ func newAgent(r *run, number int, p policy.Policy, seed uint64) (*agent, error) 
 	}
 	_, a.learns = p.(*policy.NLMS)
 	a.holding = policy.Holding{Lead: r.fleet.Hold.Seconds()}.With(p)
+	a.pieces = policy.Pieces{Length: r.fleet.Pieces.Seconds()}.With(p)
 	if r.fleet.Admission.Mode != "" {
 		mode, err := policy.ParseAdmissionMode(r.fleet.Admission.Mode)
 		if err != nil {
@@ -153,9 +156,12 @@ func (a *agent) describe(v *visit, now time.Time) {
 		a.turns++
 		v.turned, v.asked.Rand, v.asked.Turn = true, a.random.Uint64(), a.turns
 	}
+	v.asked.Begun = false
 	for i := range a.slots {
 		s, c := &a.slots[i], &a.candidates[i]
 		s.standing.Describe(c, s.inFlight, 0, now)
+		v.rest.Apart(&s.standing, c)
+		v.asked.Begun = v.asked.Begun || c.Begun > 0
 		c.Slot, c.Key = i, r.keys[i]
 		if a.learns {
 			c.Filter = s.standing.Filter.State()
@@ -226,15 +232,29 @@ func sessionOf(q *workload.Request) uint64 {
 	return 0
 }
 
-// send sends the request to the replica that was chosen.
+// send sends the request to the replica that was chosen, or the next piece of its prompt.
 func (a *agent) send(v *visit, now time.Time) {
 	r, i := a.run, v.choice
+	if n := a.cut(v); n > 0 {
+		if a.stay(v, int(a.candidates[i].Cached)); v.rest.First() {
+			a.sendPiece(v, n, now)
+		} else {
+			a.park(v)
+		}
+		return
+	}
+	if v.rest.End(); len(a.parked) > 0 {
+		a.run.after(0, note{kind: noteParked, agent: a})
+	}
 	s, p := &a.slots[i], &a.prompts[r.sizeOf[i]]
 	s.inFlight++
 	v.engine = i
 	h := a.looks[r.sizeOf[i]].Held(i)
-	v.record.Replica, v.record.Predicted = i, seconds(v.expected)
-	v.record.PredictedCached = p.Cached(h)
+	v.record.Replica = i
+	v.foresee(p.Cached(h))
+	if v.of == nil && v.cuts == 0 {
+		s.standing.Settled(&v.asked, a.candidates, i)
+	}
 	v.sending.Promise(&s.standing, v.asked.Tokens, 1, int(a.candidates[i].Cached))
 	v.sending.Foretell(&v.asked, &a.candidates[i])
 	a.index.Claim(&v.claim, i, p, now)
@@ -248,7 +268,7 @@ func (a *agent) first(v *visit) {
 	v.record.First = a.run.now
 	s := &a.slots[v.engine]
 	v.sending.First(s.inFlight, 0, s.standing.TellsCached(), now)
-	if budget := a.run.fleet.Admission.Budget; a.admission != nil && budget > 0 {
+	if budget := a.run.fleet.Admission.Budget; a.admission != nil && budget > 0 && v.of == nil {
 		a.admission.Observe(now, now.Sub(v.came), v.taken.Sub(v.came))
 	}
 	a.index.Prefilled(&v.claim, now)
@@ -265,10 +285,16 @@ func (a *agent) end(v *visit) {
 	v.sending.Learn(&s.standing, v.asked.Tokens+v.seq.Output, now)
 	v.sending.Told(&s.standing, uint64(v.asked.Tokens), uint64(v.record.Cached), true)
 	a.index.Found(&v.claim, v.record.Cached)
-	if why, changed := a.index.Audit(i, v.record.PredictedCached, v.record.Cached, true, now); changed {
+	if why, changed := a.index.Audit(i, v.predicted, v.record.Cached, true, now); changed {
 		a.believe(i, why)
 	}
 	a.index.Release(&v.claim, v.seq.Output, now)
+	switch {
+	case v.of != nil:
+		a.goOn(v)
+	case v.cuts > 0:
+		v.record.Cached = min(v.record.Cached, v.found)
+	}
 	a.news()
 }
 
@@ -310,6 +336,7 @@ func (a *agent) tick() { a.run.after(roomTick, note{kind: noteTick, agent: a}) }
 // news sends what is held and can go, and lets those in the room try, in their order,
 // until one is refused.
 func (a *agent) news() {
+	a.unpark()
 	a.release()
 	for t := a.room.Peek(); t != nil; t = a.room.Peek() {
 		if !a.try(t.Value) {

@@ -34,6 +34,10 @@ type Fleet struct {
 	// Hold is the lead of policy.Holding, by which agents hold requests back, where the
 	// policy is one that they are held back with; 0 sends all at once.
 	Hold time.Duration
+	// Pieces is the length of policy.Pieces, by which agents let long prompts be computed in
+	// pieces, where the policy is one that they are with and the engine tells of its cache; 0
+	// sends all whole.
+	Pieces time.Duration
 	// Admission decides what is taken, as an agent is configured to; Budget is the
 	// time to first token that a request is granted, 0 for any.
 	Admission Admission

@@ -33,10 +33,11 @@ func (a *agent) hold(v *visit) {
 	}
 	foretold := a.candidates[v.choice].Wait + a.heldAhead()
 	v.prefill = least
+	v.holds++
 	v.heldAs = policy.Ticket[*visit]{Value: v, Tokens: len(v.seq.Prompt), Key: a.holding.Key(v.came.Sub(start).Seconds(), least)}
 	a.held.Push(&v.heldAs)
 	a.heldWork += least
-	a.run.after(seconds(a.holding.Longest(foretold, least)), note{kind: noteHeld, visit: v})
+	a.run.after(seconds(a.holding.Longest(foretold, least)), note{kind: noteHeld, visit: v, engine: v.holds})
 	a.release()
 }
 

@@ -92,8 +92,8 @@ func TestHoldAdmission(t *testing.T) {
 	}
 }
 
-// Holding brings the mean nearer to the bound on recorded conversations, and costs the
-// slowest nothing. On the synthetic trace it is within noise.
+// On recorded conversations holding and pieces bring the mean near the bound, and cost the
+// slowest hardly anything.
 func TestHoldNearBound(t *testing.T) {
 	withoutRace(t)
 	f := func(w *workload.Workload, most float64) {
@@ -108,14 +108,14 @@ func TestHoldNearBound(t *testing.T) {
 			return workload.Summarize(o.Records, w, workload.SummaryOptions{Replicas: 8})
 		}
 		without := run()
-		fleet.Hold = 50 * time.Millisecond
+		fleet.Hold, fleet.Pieces = 50*time.Millisecond, 500*time.Millisecond
 		got := run()
-		t.Logf("%s: mean %.3f times the bound, without holding %.3f; p99 %.0f and %.0f", w.Name, got.TTFT.Mean/bound.TTFT.Mean, without.TTFT.Mean/bound.TTFT.Mean, got.TTFT.P99, without.TTFT.P99)
+		t.Logf("%s: mean %.3f times the bound, without both %.3f; p99 %.0f and %.0f", w.Name, got.TTFT.Mean/bound.TTFT.Mean, without.TTFT.Mean/bound.TTFT.Mean, got.TTFT.P99, without.TTFT.P99)
 		if got.TTFT.Mean > most*bound.TTFT.Mean || got.TTFT.Mean > without.TTFT.Mean || got.TTFT.P99 > 1.03*without.TTFT.P99 {
-			t.Errorf("%s: mean %.0f and p99 %.0f, without holding %.0f and %.0f; the bound is %.0f", w.Name, got.TTFT.Mean, got.TTFT.P99, without.TTFT.Mean, without.TTFT.P99, bound.TTFT.Mean)
+			t.Errorf("%s: mean %.0f and p99 %.0f, without both %.0f and %.0f; the bound is %.0f", w.Name, got.TTFT.Mean, got.TTFT.P99, without.TTFT.Mean, without.TTFT.P99, bound.TTFT.Mean)
 		}
 	}
 	conversation := readPacked(t, "conversation")
-	f(conversation, 1.18)
-	f(conversation.Faster(1.8), 1.235)
+	f(conversation, 1.15)
+	f(conversation.Faster(1.8), 1.15)
 }

@@ -329,7 +329,7 @@ func TestDefaultWithFullCaches(t *testing.T) {
 	for _, w := range []*workload.Workload{chats(t), coldBursts().Faster(0.8)} {
 		got, other := fleet.try(t, w, policy.NewCostModel()), fleet.try(t, w, policy.LMetric{})
 		t.Logf("%s: %v; lmetric %v", w.Name, got, other)
-		if got.TTFT.Mean > other.TTFT.Mean || got.HitRate < other.HitRate {
+		if got.TTFT.Mean > other.TTFT.Mean || got.HitRate < 0.99*other.HitRate {
 			t.Errorf("%s: %v; lmetric %v", w.Name, got, other)
 		}
 	}

@@ -57,11 +57,7 @@ func (f *Fleet) Serve(ctx context.Context, w *workload.Workload, p policy.Policy
 	if err := r.serve(ctx); err != nil {
 		return nil, err
 	}
-	out := &Outcome{Records: r.records, Counts: make([]simulator.Counts, len(r.engines)), Gaps: &r.gaps}
-	for i, e := range r.engines {
-		out.Counts[i] = e.Counts()
-	}
-	return out, nil
+	return r.outcome(), nil
 }
 
 // run is one run: a loop over what happens, in the order of time. What happens at one
@@ -114,6 +110,9 @@ type visit struct {
 	heldAs  policy.Ticket[*visit]
 	prompts []index.Prompt
 	prefill float64
+	holds   int // how often it was
+
+	course
 
 	came, taken time.Time
 	choice      int
@@ -145,6 +144,7 @@ const (
 	noteTick                     // agent lets who waits try again
 	noteHeld                     // visit was held for as long as it may be
 	noteRelease                  // agent sends who is held and can go
+	noteParked                   // agent looks at who is parked
 	noteThrottle                 // engine takes so many times as long
 )
 
@@ -194,6 +194,15 @@ func newRun(f *Fleet, w *workload.Workload, p policy.Policy, o Options) (*run, e
 		r.settle(i)
 	}
 	return r, nil
+}
+
+// outcome is what came of it.
+func (r *run) outcome() *Outcome {
+	out := &Outcome{Records: r.records, Counts: make([]simulator.Counts, len(r.engines)), Gaps: &r.gaps}
+	for i, e := range r.engines {
+		out.Counts[i] = e.Counts()
+	}
+	return out
 }
 
 // start is when a run begins as the agent's code has it.
@@ -297,8 +306,11 @@ func (r *run) happen(n *note) {
 	case noteFirst:
 		n.visit.agent.first(n.visit)
 	case noteEnd:
-		n.visit.agent.end(n.visit)
-		r.over(n.visit)
+		v := n.visit
+		v.agent.end(v)
+		if v.of == nil {
+			r.over(v)
+		}
 	case noteEvents:
 		for _, a := range r.agents {
 			a.index.Apply(n.engine, n.events, r.clock())
@@ -311,11 +323,13 @@ func (r *run) happen(n *note) {
 			n.agent.tick()
 		}
 	case noteHeld:
-		if n.visit.heldAs.Queued() {
+		if n.visit.heldAs.Queued() && n.visit.holds == n.engine {
 			n.visit.agent.let(n.visit)
 		}
 	case noteRelease:
 		n.agent.release()
+	case noteParked:
+		n.agent.unpark()
 	case noteThrottle:
 		r.engines[n.engine].Slow(n.by, r.now)
 		r.settle(n.engine)
@@ -326,8 +340,12 @@ func (r *run) happen(n *note) {
 func (r *run) arrive(v *visit) {
 	e := r.engines[v.engine]
 	if !e.Fits(len(v.seq.Prompt) + v.seq.Output) {
-		v.record.Failure = "longer than an engine has room for"
 		v.agent.lose(v)
+		if v.of != nil {
+			v = v.of
+			v.rest.End()
+		}
+		v.record.Failure = "longer than an engine has room for"
 		r.over(v)
 		return
 	}
@@ -353,7 +371,8 @@ func (r *run) settle(i int) {
 		state := s.State()
 		if !v.first && (state == simulator.Decoding || state == simulator.Ended) {
 			v.first = true
-			v.record.Cached, v.record.Computed = s.Cached, s.First-s.Start
+			v.record.Cached = s.Cached
+			v.record.Computed += s.First - s.Start
 			r.after(r.fleet.Lag, note{kind: noteFirst, visit: v})
 		}
 		if state == simulator.Ended {

@@ -25,8 +25,8 @@ type scene struct {
 }
 
 func (s *scene) String() string {
-	return fmt.Sprintf("%s under %s: %d %s of %d blocks of %d, %d agents, events %v, hold %v, admission %+v", s.workload.Name, s.policy.Name(), len(s.fleet.Engines),
-		s.fleet.Engines[0].Engine, s.fleet.Engines[0].NumGPUBlocks, s.fleet.Engines[0].BlockSize, s.fleet.Agents, s.fleet.Events, s.fleet.Hold, s.fleet.Admission)
+	return fmt.Sprintf("%s under %s: %d %s of %d blocks of %d, %d agents, events %v, hold %v, pieces of %v, admission %+v", s.workload.Name, s.policy.Name(), len(s.fleet.Engines),
+		s.fleet.Engines[0].Engine, s.fleet.Engines[0].NumGPUBlocks, s.fleet.Engines[0].BlockSize, s.fleet.Agents, s.fleet.Events, s.fleet.Hold, s.fleet.Pieces, s.fleet.Admission)
 }
 
 // newScene draws one in which caches are full, queues are long, and now and then an engine
@@ -69,31 +69,71 @@ func newScene(t testing.TB, seed uint64) *scene {
 	if s.fleet.Admission.Mode == "" && rng.IntN(2) == 0 {
 		s.fleet.Hold = time.Duration(1+rng.IntN(300)) * time.Millisecond
 	}
+	if rng.IntN(2) == 0 {
+		s.fleet.Pieces = time.Duration(5+rng.IntN(40)) * time.Millisecond
+		for i := range s.fleet.Engines {
+			s.fleet.Engines[i].PrefillD = 50 // or hardly any prompt would be worth cutting
+		}
+		if rng.IntN(2) == 0 { // few would be cut otherwise
+			s.policy, s.fleet.Events = policy.NewCostModel(), true
+		}
+	}
 	return s
+}
+
+// cuts reports that prompts may be computed in pieces.
+func (s *scene) cuts() bool {
+	e := s.fleet.Engines[0].Engine
+	return s.fleet.Pieces > 0 && s.policy.Name() == "cost_model" && s.fleet.Events && (e == "" || e == "vllm" || e == "sglang")
 }
 
 func (s *scene) serve(t testing.TB) *Outcome {
 	t.Helper()
 	var served atomic.Int64
-	o, err := s.fleet.Serve(t.Context(), s.workload, s.policy, Options{Seed: s.seed, Served: &served})
+	r, err := newRun(&s.fleet, s.workload, s.policy, Options{Seed: s.seed, Served: &served})
+	if err == nil {
+		err = r.serve(t.Context())
+	}
 	if err != nil {
 		t.Fatalf("%v: %v", s, err)
 	}
 	if n := int(served.Load()); n != len(s.workload.Requests) {
 		t.Errorf("%v: %d of %d requests are counted as over", s, n, len(s.workload.Requests))
 	}
-	return o
+	s.nothingLeft(t, r)
+	return r.outcome()
+}
+
+// nothingLeft checks that agents and engines have nothing any more when all is over.
+func (s *scene) nothingLeft(t testing.TB, r *run) {
+	t.Helper()
+	for k, a := range r.agents {
+		if a.room.Len() > 0 || a.held.Len() > 0 || a.heldWork != 0 {
+			t.Errorf("%v: at agent %d %d wait and %d are held with %v s", s, k, a.room.Len(), a.held.Len(), a.heldWork)
+		}
+		for i := range a.slots {
+			var c policy.Candidate
+			if a.slots[i].standing.Describe(&c, 0, 0, r.clock()); a.slots[i].inFlight != 0 || c.Begun != 0 || c.Rest != 0 {
+				t.Errorf("%v: agent %d has %d requests at engine %d, where %d have begun with %v s left", s, k, a.slots[i].inFlight, i, c.Begun, c.Rest)
+			}
+		}
+	}
+	if len(r.visits) > 0 {
+		t.Errorf("%v: engines have %d sequences", s, len(r.visits))
+	}
 }
 
 // Whatever a fleet serves, no request is lost, times are in order, what the engines have
 // found in their caches is what the records say, no engine has done more than there was
-// time for, and nothing is better than what nothing can be better than.
+// time for, and nothing is better than what nothing can be better than. Of prompts that are
+// computed in pieces the records tell what the first has found and where the last was:
+// engines were asked for more than that, and have found more.
 func TestServe(t *testing.T) {
 	scenes := uint64(lessUnderRace(t, 150, 30))
 	if testing.Short() {
 		scenes = 30
 	}
-	refused, served := 0, 0
+	refused, served, cut := 0, 0, 0
 	for seed := range scenes {
 		s := newScene(t, seed)
 		o := s.serve(t)
@@ -125,7 +165,23 @@ func TestServe(t *testing.T) {
 			worked[i] += work(&latencies[i], r.Input-r.Cached, r.Cached)
 			end[i] = max(end[i], r.First)
 		}
+		last := time.Duration(0)
+		for k := range o.Records {
+			last = max(last, o.Records[k].End)
+		}
 		for i, c := range o.Counts {
+			if s.cuts() {
+				if c.Hit < hit[i] || c.Queried < queried[i] {
+					t.Errorf("%v: engine %d has found %d of %d tokens, the records say %d of %d", s, i, c.Hit, c.Queried, hit[i], queried[i])
+				}
+				if did := (simulator.Latency{A: latencies[i].A}).Prefill(c.Queried-c.Hit, 0); did > last {
+					t.Errorf("%v: engine %d has done %v of work in %v", s, i, did, last)
+				}
+				if c.Queried > queried[i] {
+					cut++
+				}
+				continue
+			}
 			if c.Hit != hit[i] || c.Queried != queried[i] {
 				t.Errorf("%v: engine %d has found %d of %d tokens, the records say %d of %d", s, i, c.Hit, c.Queried, hit[i], queried[i])
 			}
@@ -143,8 +199,8 @@ func TestServe(t *testing.T) {
 			t.Errorf("%v: hits are %v of at most %v, the mean time is %v ms of at least %v", s, sum.HitRate, most, sum.TTFT.Mean, least)
 		}
 	}
-	if refused == 0 || served < 10*refused {
-		t.Errorf("%d requests were served and %d refused", served, refused)
+	if refused == 0 || served < 10*refused || cut < int(scenes)/20 {
+		t.Errorf("%d requests were served and %d refused, and %d engines computed pieces", served, refused, cut)
 	}
 }
 
@@ -259,7 +315,8 @@ func TestServeOneReplica(t *testing.T) {
 func TestServeAsInSmallSteps(t *testing.T) {
 	for seed := range uint64(12) {
 		s := newScene(t, 100+seed)
-		s.fleet.Throttles, s.workload.Throttles, s.fleet.Admission, s.fleet.Hold = nil, nil, Admission{}, 0
+		// What is held or computed in pieces comes to engines at times that no record has.
+		s.fleet.Throttles, s.workload.Throttles, s.fleet.Admission, s.fleet.Hold, s.fleet.Pieces = nil, nil, Admission{}, 0, 0
 		o := s.serve(t)
 		for i, c := range s.fleet.Engines {
 			e, err := c.NewEngine()

@@ -2,7 +2,9 @@
 argument: two layers of Llama with weights of a fixed seed, a byte-level BPE
 tokenizer trained on the text below, and a chat template. With a second argument,
 a folder that holds Qwen3's tokenizer, it is a Qwen3 with that tokenizer and its
-chat template. What it says is noise, the same noise for the same prompt."""
+chat template; numbers behind that are how wide it is, inside its layers too, how
+many there are of these, and how far its weights are spread. What it says is noise,
+the same noise for the same prompt."""
 
 import os
 import shutil
@@ -67,14 +69,14 @@ def main(folder):
     tokenizer.save_pretrained(folder)
 
 
-def qwen(folder, tokenizer):
+def qwen(folder, tokenizer, width=64, inner=128, layers=1, spread=0.02):
     torch.manual_seed(1)
     model = Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=151936,
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=1,
+            hidden_size=width,
+            intermediate_size=inner,
+            num_hidden_layers=layers,
             num_attention_heads=2,
             num_key_value_heads=1,
             head_dim=32,
@@ -82,6 +84,7 @@ def qwen(folder, tokenizer):
             bos_token_id=151643,
             eos_token_id=151645,
             tie_word_embeddings=True,
+            initializer_range=spread,
         )
     )
     os.makedirs(folder, exist_ok=True)
@@ -91,6 +94,6 @@ def qwen(folder, tokenizer):
 
 
 if len(sys.argv) > 2:
-    qwen(sys.argv[1], sys.argv[2])
+    qwen(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:6]), *map(float, sys.argv[6:]))
 else:
     main(sys.argv[1])
