@@ -16,7 +16,22 @@ import (
 // sends each prompt whole.
 //
 // What has begun stays where it is as long as that is worth it, and counts there (Rest), so
-// that others go elsewhere when they can.
+// that others go elsewhere when they can. Of several that have begun at one replica one goes
+// on: two of the same length that take turns are both done when the second would be.
+//
+// In virtual time, with a Length of half a second, times what it is with all prompts whole:
+//
+//	                                  mean ttft   p50 ttft   p99 ttft   p99 a token
+//	conversations                     0.96        0.97       0.98       1.00
+//	conversations at 1.8x             0.91        0.86       1.01       1.00
+//	synthetic trace at 1.8x           0.89        0.98       0.94       1.00
+//	conversations, 4 H100             0.97        0.97       1.08       0.82
+//	synthetic trace, 4 H100           0.91        0.63       0.87       0.87
+//	Azure's code, 8 H200              0.99        1.00       1.02       0.88
+//	documents, 2 L40S, too much (W4)  1.13        1.20       1.04       1.00
+//
+// Of the first two the mean is 1.13 times the bound instead of 1.17 and 1.24. Lengths of 300
+// ms take 5 to 15 % more off medians, and add 4 to 25 % to 99th percentiles.
 type Pieces struct {
 	// Length is how many seconds a piece takes; where each prompt takes long beside what
 	// its tokens do, it is more.
