@@ -72,7 +72,9 @@ func newScene(t testing.TB, seed uint64) *scene {
 	if rng.IntN(2) == 0 {
 		s.fleet.Pieces = time.Duration(5+rng.IntN(40)) * time.Millisecond
 		for i := range s.fleet.Engines {
-			s.fleet.Engines[i].PrefillD = 50 // or hardly any prompt would be worth cutting
+			// Or hardly any prompt would be worth cutting.
+			e := &s.fleet.Engines[i]
+			e.PrefillA, e.PrefillD = 100+e.PrefillA, 50
 		}
 		if rng.IntN(2) == 0 { // few would be cut otherwise
 			s.policy, s.fleet.Events = policy.NewCostModel(), true
@@ -199,6 +201,7 @@ func TestServe(t *testing.T) {
 			t.Errorf("%v: hits are %v of at most %v, the mean time is %v ms of at least %v", s, sum.HitRate, most, sum.TTFT.Mean, least)
 		}
 	}
+	t.Logf("%d scenes, %d engines computed pieces", scenes, cut)
 	if refused == 0 || served < 10*refused || cut < int(scenes)/20 {
 		t.Errorf("%d requests were served and %d refused, and %d engines computed pieces", served, refused, cut)
 	}
