@@ -114,21 +114,13 @@ const overloadFree = 8
 // than least_request has; in fleets of several kinds its median may be more, where some are
 // many times as fast and hardly keep up, and its 99th percentile and mean are not.
 //
-// On GPU profiles in steps (8 H100, 4 and 4 L4, 8 L4 under sglang, 8 times 8 H100 with a
-// model of 70 B; W1 to W6 at three loads, one seed each, of which all 50 that keep up)
-// median, 99th percentile, mean and the 99th percentile of the time per token are 1.05,
-// 1.08, 1.04 and 1.09 times the least of five, with lmetric 1.02, 2.29, 1.61 and 1.29. To
-// count each request there as 48 tokens more takes 2 % off median and mean and 6 % off the
-// time per token of 8 H100, and nothing of fleets of two kinds; near the limit of 8 L4 it
-// has 1.13, 1.04 and 1.02 times as much of the 99th percentile, the mean and the time per
-// token.
-//
 // Of the recorded conversations the mean is 1.13 times the bound, at which all replicas hold
-// all, at their speed and at 1.8 times it (--speed 1.8), and 1.17 and 1.23 without Pieces. All
+// all, at their speed and at 1.8 times it (--speed 1.8), and 1.17 and 1.24 without Pieces. All
 // caches together have 99 % of what one as large as all would find; what is found at the
 // replica that is chosen is less, for to wait there costs more than to compute it elsewhere.
-// What Holding gives is in these numbers. With own_work=2 they find 98 % of it at a mean that
-// is as good, and agents (W3) and sessions have up to 12 % more of the median for it.
+// What Holding gives is in these numbers. With own_work=2 they find 98 and 97 % of it instead of
+// 95, at a mean that is as good; agents (W3) and sessions, of which one in three engines is
+// throttled, have 9 to 14 % more of the median for it, and the sessions 54 % more of the mean.
 //
 // With 1 alone a fleet near its limit computes too much twice, and is soon beyond it;
 // with 2 alone a prefix that many ask for stays with few replicas, whose queues are

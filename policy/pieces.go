@@ -22,16 +22,16 @@ import (
 // In virtual time, with a Length of half a second, times what it is with all prompts whole:
 //
 //	                                  mean ttft   p50 ttft   p99 ttft   p99 a token
-//	conversations                     0.96        0.97       0.98       1.00
+//	conversations                     0.97        0.97       1.00       1.00
 //	conversations at 1.8x             0.91        0.86       1.01       1.00
-//	synthetic trace at 1.8x           0.89        0.98       0.94       1.00
+//	synthetic trace at 1.8x           0.89        0.97       0.97       1.00
 //	conversations, 4 H100             0.97        0.97       1.08       0.82
 //	synthetic trace, 4 H100           0.91        0.63       0.87       0.87
 //	Azure's code, 8 H200              0.99        1.00       1.02       0.88
 //	documents, 2 L40S, too much (W4)  1.13        1.20       1.04       1.00
 //
-// Of the first two the mean is 1.13 times the bound instead of 1.17 and 1.24. Lengths of 300
-// ms take 5 to 15 % more off medians, and add 4 to 25 % to 99th percentiles.
+// Of the first two the mean is 1.13 times the bound instead of 1.17 and 1.24. A length of
+// 300 ms takes up to 26 % more off medians, and adds up to 26 % to 99th percentiles.
 type Pieces struct {
 	// Length is how many seconds a piece takes; where each prompt takes long beside what
 	// its tokens do, it is more.
@@ -45,7 +45,7 @@ const (
 	// perPrompt is how many times what each prompt takes beside its tokens (Speed.D) a
 	// piece takes at least: so much is lost with each, which has to wait for the engine's
 	// next step. Before 4 L4, of which a step with what they decode takes 60 ms, W4 has a
-	// mean of 1,079 ms without it, 966 with it, and 961 with all prompts whole.
+	// mean of 1,079 ms without it, 976 with it, and 968 with all prompts whole.
 	perPrompt = 15
 	// leastPiece is how many tokens a piece has at least, and then as many more as its last
 	// block takes.
