@@ -48,8 +48,9 @@ type simulateCommand struct {
 	Throttle []string      `name:"throttle" placeholder:"ENGINE:FACTOR:FROM:UNTIL" help:"Make an engine so many times slower for a while (0:8:60s:120s), repeatable; without UNTIL for good."`
 	Slow     []string      `name:"slow" placeholder:"ENGINE:FACTOR" help:"Make an engine so many times slower from the beginning on, repeatable."`
 
-	Hold   time.Duration `name:"hold" default:"50ms" help:"With cost_model, agents hold requests back until a replica has less than so much work before it, and send the shortest first; 0s sends each at once."`
-	Pieces time.Duration `name:"pieces" default:"500ms" help:"With cost_model, agents let prompts that take longer be computed in pieces that take so long, at engines that tell of their caches; 0s sends all whole."`
+	Hold    time.Duration `name:"hold" default:"50ms" help:"With cost_model, agents hold requests back until a replica has less than so much work before it, and send the shortest first; 0s sends each at once."`
+	Pieces  time.Duration `name:"pieces" default:"500ms" help:"With cost_model, agents let prompts that take longer be computed in pieces that take so long, at engines that tell of their caches; 0s sends all whole."`
+	Prewarm time.Duration `name:"prewarm" default:"100ms" help:"With cost_model, agents let engines that tell of their caches and have nothing to prefill compute what many prompts begin with, in pieces that take so long; 0s computes nothing ahead."`
 
 	Admission string        `name:"admission" placeholder:"MODE" help:"Refuse requests: rank_only, empirical or absolute. Default: take all."`
 	Budget    time.Duration `name:"budget" default:"0s" help:"Time to first token that each request grants; 0 is any."`
@@ -214,6 +215,7 @@ func (c *simulateCommand) plan() (*virtual.Plan, error) {
 	bad(c.Lag < 0 || c.EventLag < 0, "--lag and --event-lag must not be negative, got %v and %v", c.Lag, c.EventLag)
 	bad(c.Budget < 0, "--budget must not be negative, got %v", c.Budget)
 	bad(c.Hold < 0, "--hold must not be negative, got %v", c.Hold)
+	bad(c.Prewarm < 0, "--prewarm must not be negative, got %v", c.Prewarm)
 	bad(c.Pieces < 0, "--pieces must not be negative, got %v", c.Pieces)
 	bad(c.Queue < 0, "--queue must not be negative, got %d", c.Queue)
 	bad(c.SLOTTFT < 0 || c.SLOTPOT < 0, "--slo-ttft and --slo-tpot must not be negative, got %v and %v", c.SLOTTFT, c.SLOTPOT)
@@ -254,7 +256,7 @@ func (c *simulateCommand) plan() (*virtual.Plan, error) {
 		Limits: workload.Limits{TTFT: milliseconds(c.SLOTTFT), TPOT: milliseconds(c.SLOTPOT)},
 		Fleet: virtual.Fleet{
 			Agents: c.Agents, Lag: c.Lag, EventLag: c.EventLag, Events: c.Events && (c.Engine == "vllm" || c.Engine == "sglang"),
-			Hold: c.Hold, Pieces: c.Pieces, Admission: admission,
+			Hold: c.Hold, Pieces: c.Pieces, Prewarm: c.Prewarm, Admission: admission,
 		},
 	}
 	if err := c.requests(p); err != nil {

@@ -38,6 +38,9 @@ type agent struct {
 	releases time.Duration
 	pieces   policy.Pieces
 	parked   []*visit // in the order in which they came there
+	// prefixes are what prewarming computes ahead.
+	prewarming policy.Prewarming
+	prefixes   policy.Prefixes
 
 	// The memory of one decision.
 	candidates []policy.Candidate
@@ -58,6 +61,8 @@ type slot struct {
 	// it is while it is known.
 	loads    [2]policy.Load
 	reported int
+	// warming: it computes a piece of a prefix ahead.
+	warming bool
 	// mismatch is why what is predicted of its cache is not believed.
 	mismatch string
 }
@@ -79,6 +84,7 @@ func newAgent(r *run, number int, p policy.Policy, seed uint64) (*agent, error) 
 	_, a.learns = p.(*policy.NLMS)
 	a.holding = policy.Holding{Lead: r.fleet.Hold.Seconds()}.With(p)
 	a.pieces = policy.Pieces{Length: r.fleet.Pieces.Seconds()}.With(p)
+	a.prewarming = policy.Prewarming{Length: r.fleet.Prewarm.Seconds()}.With(p)
 	if r.fleet.Admission.Mode != "" {
 		mode, err := policy.ParseAdmissionMode(r.fleet.Admission.Mode)
 		if err != nil {
@@ -234,7 +240,7 @@ func sessionOf(q *workload.Request) uint64 {
 
 // send sends the request to the replica that was chosen, or the next piece of its prompt.
 func (a *agent) send(v *visit, now time.Time) {
-	r, i := a.run, v.choice
+	i := v.choice
 	if n := a.cut(v); n > 0 {
 		if a.stay(v, int(a.candidates[i].Cached)); v.rest.First() {
 			a.sendPiece(v, n, now)
@@ -246,13 +252,20 @@ func (a *agent) send(v *visit, now time.Time) {
 	if v.rest.End(); len(a.parked) > 0 {
 		a.run.after(0, note{kind: noteParked, agent: a})
 	}
+	a.sendWhole(v, now)
+}
+
+// sendWhole sends all of the prompt that there is to the replica that was chosen.
+func (a *agent) sendWhole(v *visit, now time.Time) {
+	r, i := a.run, v.choice
 	s, p := &a.slots[i], &a.prompts[r.sizeOf[i]]
 	s.inFlight++
 	v.engine = i
 	h := a.looks[r.sizeOf[i]].Held(i)
 	v.record.Replica = i
 	v.foresee(p.Cached(h))
-	if v.of == nil && v.cuts == 0 {
+	if v.of == nil && v.ahead == nil && v.cuts == 0 {
+		a.noteWarm(v, now)
 		s.standing.Settled(&v.asked, a.candidates, i)
 	}
 	v.sending.Promise(&s.standing, v.asked.Tokens, 1, int(a.candidates[i].Cached))
@@ -268,7 +281,7 @@ func (a *agent) first(v *visit) {
 	v.record.First = a.run.now
 	s := &a.slots[v.engine]
 	v.sending.First(s.inFlight, 0, s.standing.TellsCached(), now)
-	if budget := a.run.fleet.Admission.Budget; a.admission != nil && budget > 0 && v.of == nil {
+	if budget := a.run.fleet.Admission.Budget; a.admission != nil && budget > 0 && v.of == nil && v.ahead == nil {
 		a.admission.Observe(now, now.Sub(v.came), v.taken.Sub(v.came))
 	}
 	a.index.Prefilled(&v.claim, now)
@@ -290,6 +303,8 @@ func (a *agent) end(v *visit) {
 	}
 	a.index.Release(&v.claim, v.seq.Output, now)
 	switch {
+	case v.ahead != nil:
+		a.warmed(v)
 	case v.of != nil:
 		a.goOn(v)
 	case v.cuts > 0:
@@ -338,6 +353,7 @@ func (a *agent) tick() { a.run.after(roomTick, note{kind: noteTick, agent: a}) }
 func (a *agent) news() {
 	a.unpark()
 	a.release()
+	a.prewarm()
 	for t := a.room.Peek(); t != nil; t = a.room.Peek() {
 		if !a.try(t.Value) {
 			return

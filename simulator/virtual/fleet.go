@@ -38,6 +38,9 @@ type Fleet struct {
 	// pieces, where the policy is one that they are with and the engine tells of its cache; 0
 	// sends all whole.
 	Pieces time.Duration
+	// Prewarm is the length of policy.Prewarming, by which agents let idle engines compute
+	// prefixes ahead; 0 for none.
+	Prewarm time.Duration
 	// Admission decides what is taken, as an agent is configured to; Budget is the
 	// time to first token that a request is granted, 0 for any.
 	Admission Admission

@@ -70,6 +70,7 @@ type run struct {
 	warm     time.Duration
 	gaps     simulator.Gaps
 	records  []workload.Record
+	ahead    []int // tokens that were computed ahead, by engine
 	agents   []*agent
 
 	now     time.Duration
@@ -119,6 +120,9 @@ type visit struct {
 	expected    float64
 	engine      int
 	first       bool // its first token is told of
+	// ahead is the prefix of which this one is a piece that is computed ahead; nil for
+	// all others.
+	ahead *policy.Prefix
 }
 
 // note is something that is under way and happens at its time.
@@ -165,7 +169,7 @@ func newRun(f *Fleet, w *workload.Workload, p policy.Policy, o Options) (*run, e
 		e.Measure(&r.gaps)
 		r.engines = append(r.engines, e)
 	}
-	r.asked = make([]bool, len(r.engines))
+	r.asked, r.ahead = make([]bool, len(r.engines)), make([]int, len(r.engines))
 	r.due.init(len(r.engines))
 	for i := range r.configs {
 		size := r.configs[i].BlockSize
@@ -308,7 +312,7 @@ func (r *run) happen(n *note) {
 	case noteEnd:
 		v := n.visit
 		v.agent.end(v)
-		if v.of == nil {
+		if v.of == nil && v.ahead == nil {
 			r.over(v)
 		}
 	case noteEvents:
@@ -341,6 +345,9 @@ func (r *run) arrive(v *visit) {
 	e := r.engines[v.engine]
 	if !e.Fits(len(v.seq.Prompt) + v.seq.Output) {
 		v.agent.lose(v)
+		if v.ahead != nil {
+			return
+		}
 		if v.of != nil {
 			v = v.of
 			v.rest.End()
@@ -415,6 +422,7 @@ func (r *run) report() {
 	}
 	for _, a := range r.agents {
 		policy.ShareSpeeds(a.peers, now)
+		a.prewarm()
 	}
 }
 

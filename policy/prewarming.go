@@ -1,0 +1,258 @@
+package policy
+
+import (
+	"math"
+	"slices"
+	"sync"
+	"time"
+)
+
+// Prewarming is the rule by which an agent lets replicas that have nothing else to prefill
+// compute the beginning of prompts ahead, for requests that are still to come. It is a
+// value, and used from any goroutine. The zero value prewarms nothing.
+//
+// Where many prompts begin alike, as behind a system prompt, a few replicas have the
+// beginning, and new requests go there though others are less busy, or compute it elsewhere
+// while their clients wait. Prefixes notes of each request what it would have cost less had
+// another replica held what the chosen one did. When that adds up to what it takes to
+// compute it there, it is computed there: so all that is computed ahead costs no more than
+// was lost without it, as who has paid as much rent as a thing costs buys it (ski rental:
+// Karlin, Manasse, Rudolph, Sleator 1988).
+type Prewarming struct {
+	// Length is how many seconds a piece takes at most in which it is computed: whoever
+	// comes meanwhile waits for no more.
+	Length float64
+}
+
+const (
+	// leastPrefix is how many tokens of a prefix a replica must lack for it to be worth
+	// anything.
+	leastPrefix = 512
+	// prefixMemory is after how long what requests have lost has a third of its weight left:
+	// what nobody asks for any more is soon worth nothing.
+	prefixMemory = 30 * time.Second
+	// leastAsked is how many requests, of which old ones count less, must have lost by it.
+	// One may have lost as much alone, and would be the last.
+	leastAsked = 2
+	// mostPrefixes is how many prefixes are remembered, and mostPrefixTokens how many tokens
+	// of all of them.
+	mostPrefixes     = 256
+	mostPrefixTokens = 2 << 20
+	// leastLoss is how many seconds all that requests have lost must be to be remembered.
+	leastLoss = 1e-4
+)
+
+// With is the rule where p chooses: the same with cost_model, whose costs are times.
+func (w Prewarming) With(p Policy) Prewarming {
+	if _, ok := p.(*CostModel); !ok {
+		return Prewarming{}
+	}
+	return w
+}
+
+// On reports whether anything is prewarmed.
+func (w Prewarming) On() bool { return w.Length > 0 }
+
+// Idle reports that the replica has nothing to prefill, and room for more: what it
+// generates goes on meanwhile, as slowly as beside any other prompt.
+func (w Prewarming) Idle(c *Candidate) bool {
+	return w.On() && c.Wait <= 0 && c.InFlight <= c.Decoding && c.Queued <= 0 && c.Begun <= 0 && c.KV <= fullCache &&
+		(c.Share <= 0 || c.Share >= 1)
+}
+
+// Cut is how many of a prefix's tokens the candidate is let compute next, of which it has so
+// many in blocks.
+func (w Prewarming) Cut(tokens, held int, c *Candidate, block int) int {
+	at := *c
+	at.Cached = Count(held)
+	if n := (Pieces{Length: w.Length}).Cut(&Request{Tokens: tokens}, &at, block); n > 0 {
+		return n
+	}
+	return tokens
+}
+
+// Prefix is the beginning of prompts, in whole blocks of those who hold it. Key stands for
+// it. IDs are its tokens, which nobody changes.
+type Prefix struct {
+	Key uint64
+	IDs []uint32
+}
+
+// Prefixes are the beginnings of prompts that requests of one model have found cached, and
+// what they would have saved had other replicas held them too. Any goroutine may use them.
+// The zero value is none.
+type Prefixes struct {
+	mu     sync.Mutex // guards the rest
+	list   []prefixed // in no order
+	tokens int        // of all their IDs
+}
+
+// prefixed is one of them, as it was at a time; asked is how many requests have lost by it,
+// and losses what, by replica. IDs are there from the second request on.
+type prefixed struct {
+	Prefix
+	at     time.Time
+	asked  float64
+	losses []loss
+}
+
+// loss is how many seconds requests have lost because a replica, of that Candidate.Key, held
+// only the first so many tokens of a prefix.
+type loss struct {
+	replica uint64
+	held    int
+	seconds float64
+}
+
+// Chosen notes that a request, of which the prompt is ids, was sent to the chosen one of the
+// candidates, which has the first tokens of it cached, in whole blocks; key stands for those.
+// costs are what CostModel gave the candidates. ids are copied if they are kept.
+//
+// What a replica would have cost with as much cached is its cost without what it takes to
+// compute that, once: the cost counts it more than once where others wait. All that was lost
+// is lost by who would have been the best: one more that holds it would be enough.
+func (p *Prefixes) Chosen(r *Request, candidates []Candidate, costs []float64, chosen int, key uint64, ids []uint32, tokens int, now time.Time) {
+	tokens = min(tokens, len(ids))
+	if tokens < leastPrefix || chosen < 0 {
+		return
+	}
+	least, at := leastLoss, -1
+	own, all, held := costs[chosen], float64(max(r.Tokens, 0)), float64(tokens)
+	for i := range candidates {
+		c := &candidates[i]
+		if int(c.Cached) > tokens-leastPrefix || !c.Exact || c.Share > 0 && c.Share < 1 {
+			continue
+		}
+		with := costs[i] - c.Speed.fill(all, float64(c.Cached)) + c.Speed.fill(all, held)
+		if lost := own - with; lost > least && lost < MostTTFT {
+			least, at = lost, i
+		}
+	}
+	if at < 0 {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	e := p.findLocked(key, now)
+	if e.asked > 0 && e.IDs == nil && p.tokens+tokens <= mostPrefixTokens {
+		e.IDs = slices.Clone(ids[:tokens])
+		p.tokens += tokens
+	}
+	e.asked++
+	c := &candidates[at]
+	l := e.of(c.Key)
+	l.held, l.seconds = int(max(c.Cached, 0)), l.seconds+least
+}
+
+// findLocked is the one of that key, as it is now, if need be in place of the one that
+// least was lost by.
+func (p *Prefixes) findLocked(key uint64, now time.Time) *prefixed {
+	least, at := math.Inf(1), -1
+	for i := range p.list {
+		e := &p.list[i]
+		if e.Key == key {
+			e.fade(now)
+			return e
+		}
+		if lost := e.lost() * fading(now.Sub(e.at)); lost < least {
+			least, at = lost, i
+		}
+	}
+	if len(p.list) < mostPrefixes {
+		p.list = append(p.list, prefixed{})
+		at = len(p.list) - 1
+	}
+	e := &p.list[at]
+	p.tokens -= len(e.IDs)
+	*e = prefixed{Prefix: Prefix{Key: key}, at: now, losses: e.losses[:0]}
+	return e
+}
+
+// fading is what is left of a number after a time.
+func fading(d time.Duration) float64 {
+	return math.Exp(-max(d.Seconds(), 0) / prefixMemory.Seconds())
+}
+
+// fade makes it what it is now.
+func (e *prefixed) fade(now time.Time) {
+	left := fading(now.Sub(e.at))
+	e.at = now
+	e.asked *= left
+	for i := range e.losses {
+		e.losses[i].seconds *= left
+	}
+	e.losses = slices.DeleteFunc(e.losses, func(l loss) bool { return l.seconds < leastLoss })
+}
+
+// lost is what was lost in all.
+func (e *prefixed) lost() (seconds float64) {
+	for i := range e.losses {
+		seconds += e.losses[i].seconds
+	}
+	return seconds
+}
+
+// of is the loss at one replica.
+func (e *prefixed) of(replica uint64) *loss {
+	i := slices.IndexFunc(e.losses, func(l loss) bool { return l.replica == replica })
+	if i < 0 {
+		e.losses = append(e.losses, loss{replica: replica})
+		i = len(e.losses) - 1
+	}
+	return &e.losses[i]
+}
+
+// Due is the prefix by which most was lost, for what it takes to compute it, because the
+// candidate did not hold it: at least that much. false: there is none.
+func (p *Prefixes) Due(c *Candidate, now time.Time) (x Prefix, ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	most := 1.0
+	for i := range p.list {
+		e := &p.list[i]
+		if e.IDs == nil {
+			continue
+		}
+		for k := range e.losses {
+			l := &e.losses[k]
+			if l.replica != c.Key {
+				continue
+			}
+			left := fading(now.Sub(e.at))
+			// Each sequence that is generated there has its next token as much later.
+			price := c.Speed.fill(float64(len(e.IDs)), float64(l.held)) * (1 + priceEach*float64(max(c.Decoding, 0)))
+			if worth := l.seconds * left / price; e.asked*left >= leastAsked && worth >= most {
+				most, x, ok = worth, e.Prefix, true
+			}
+		}
+	}
+	return x, ok
+}
+
+// priceEach is how much more it costs to compute a prefix for each sequence that is
+// generated meanwhile: CostModel.Interference of the default.
+const priceEach = 0.01
+
+// Holds says that a replica of that Candidate.Key has the first tokens of the prefix, and
+// reports whether it lacks some that are worth it. What was lost before it had them all
+// counts no longer.
+func (p *Prefixes) Holds(key, replica uint64, tokens int) (lacks bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i := range p.list {
+		e := &p.list[i]
+		if e.Key != key {
+			continue
+		}
+		for k := range e.losses {
+			if l := &e.losses[k]; l.replica == replica {
+				if l.held = tokens; len(e.IDs)-tokens >= leastPrefix {
+					return true
+				}
+				e.losses = slices.Delete(e.losses, k, k+1)
+				return false
+			}
+		}
+	}
+	return false
+}

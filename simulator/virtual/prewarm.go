@@ -1,0 +1,77 @@
+package virtual
+
+import (
+	"time"
+
+	"github.com/inferrail/inferrail/policy"
+	"github.com/inferrail/inferrail/simulator/workload"
+)
+
+// noteWarm notes what the request, which is about to be sent to the replica that was
+// chosen, would have cost less had another one held as much of its prompt.
+func (a *agent) noteWarm(v *visit, now time.Time) {
+	if !a.prewarming.On() {
+		return
+	}
+	p := &a.prompts[a.run.sizeOf[v.choice]]
+	n := min(int(a.candidates[v.choice].Cached)/p.Block, len(p.Chain))
+	if n > 0 {
+		a.prefixes.Chosen(&v.asked, a.candidates, a.costs, v.choice, p.Chain[n-1].Lo, p.IDs, n*p.Block, now)
+	}
+}
+
+// prewarm lets replicas that have nothing to prefill compute what is worth it.
+func (a *agent) prewarm() {
+	if !a.prewarming.On() || a.held.Len() > 0 || len(a.parked) > 0 || a.room.Len() > 0 {
+		return
+	}
+	now := a.run.clock()
+	for i := range a.slots {
+		s, c := &a.slots[i], &a.candidates[i]
+		*c = policy.Candidate{}
+		s.standing.Describe(c, s.inFlight, 0, now)
+		c.Slot, c.Key, c.Exact = i, a.run.keys[i], true
+		if s.warming || !a.prewarming.Idle(c) {
+			continue
+		}
+		for x, ok := a.prefixes.Due(c, now); ok; x, ok = a.prefixes.Due(c, now) {
+			if a.sendAhead(x, i, now) {
+				break
+			}
+		}
+	}
+}
+
+// sendAhead sends the next piece of a prefix to a replica, as a request for one token, if
+// that lacks any of it.
+func (a *agent) sendAhead(x policy.Prefix, i int, now time.Time) bool {
+	v := &visit{
+		request: &workload.Request{At: a.run.now, Output: 1}, record: &workload.Record{}, agent: a, came: now, taken: now, choice: i,
+		ahead: &x,
+	}
+	v.seq.Prompt, v.seq.Output = x.IDs, 1
+	a.look(v)
+	size := a.run.sizeOf[i]
+	c := &a.candidates[i]
+	held := a.prompts[size].Cached(a.looks[size].Held(i))
+	if !a.prefixes.Holds(x.Key, c.Key, held) || !a.looks[size].Exact(i) {
+		return false
+	}
+	if n := a.prewarming.Cut(len(x.IDs), held, c, a.run.configs[i].BlockSize); n < len(x.IDs) {
+		v.seq.Prompt = x.IDs[:n]
+		a.look(v)
+	}
+	c.Cached = policy.Count(held)
+	c.CachedGPU, c.CachedCPU = c.Cached, c.Cached
+	a.slots[i].warming = true
+	a.sendWhole(v, now)
+	return true
+}
+
+// warmed notes that a replica has computed a piece of a prefix ahead.
+func (a *agent) warmed(v *visit) {
+	s, n := &a.slots[v.engine], len(v.seq.Prompt)
+	s.warming = false
+	a.prefixes.Holds(v.ahead.Key, a.run.keys[v.engine], n)
+	a.run.ahead[v.engine] += n - v.record.Cached
+}
