@@ -256,7 +256,7 @@ const (
 	hardly = 1.25
 	// slowerPart is what part counts of how much longer followers' prefill takes: fast
 	// replicas are soon full of those for whom all of it counts.
-	slowerPart = 0.2
+	slowerPart = 0.1
 )
 
 // shareCompany tells each peer what first tokens are late by for each request beside
