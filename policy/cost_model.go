@@ -14,10 +14,11 @@ import (
 //
 //	wait          until the prompts ahead are prefilled
 //	prefill       of what is not cached, by the replica's Speed
-//	own_work      (OwnWork - 1 + OwnWorkBusy · busy) · prefill: it also delays those
-//	              who come after, where all have much to do. busy is w / (w + T/10),
-//	              of the shortest wait w of all and the least time T for so many
-//	              tokens
+//	own_work      (OwnWork - 1) · prefill, and OwnWorkBusy · busy times what it takes where
+//	              it takes least: it also delays those who come after, where all have
+//	              much to do, by the tokens that it has, since a slow replica has fewer
+//	              others. busy is w / (w + T/10), of the shortest wait w of all and the
+//	              least time T for so many tokens
 //	load          of what is cached in the host's memory or on disk; never more than
 //	              it would take to compute it
 //	interference  Interference · sequences that are generated there · prefill
@@ -201,13 +202,13 @@ func (m *CostModel) Score(r *Request, candidates []Candidate, costs []float64) (
 // fleets is found by the way, and seen to afterwards.
 func (m *CostModel) score(r *Request, candidates []Candidate, costs []float64) (least float64) {
 	costs = costs[:len(candidates)]
-	own := m.ownWork(r, candidates)
+	each := m.busyEach(r, candidates)
 	if m.Approximate < 1 || r.Tokens > math.MaxInt32 {
-		return m.plain(r, candidates, costs, own)
+		return m.plain(r, candidates, costs, each)
 	}
 	var s scoring
 	var busiest [scoredBlocks]int64
-	s.begin(m, r, own)
+	s.begin(m, r, each)
 	size := (len(candidates) + len(busiest) - 1) / len(busiest)
 	for k, from := 0, 0; from < len(candidates); k, from = k+1, from+size {
 		to := min(from+size, len(candidates))
@@ -218,7 +219,7 @@ func (m *CostModel) score(r *Request, candidates []Candidate, costs []float64) (
 	}
 	// Of all that is not a time each leaves its trace in one of these.
 	if s.inFlight < 0 || s.least < 0 || !(math.Abs(s.costs)+math.Abs(s.weighed) < math.Inf(1)) {
-		return m.plain(r, candidates, costs, own)
+		return m.plain(r, candidates, costs, each)
 	}
 	least = math.Float64frombits(uint64(s.least))
 	// One that has so many has the bit of it, or a higher one.
@@ -260,7 +261,7 @@ func (m *CostModel) complete(s *scoring, r *Request, candidates []Candidate, cos
 			s.least = -1
 		}
 		if cached := c.held(r); int(c.CachedGPU) < cached {
-			cost += m.load(c, cached, m.times(c, s.own))
+			cost += m.load(c, cached, m.times(c), s.each)
 		}
 		cost = c.shared(cost) + m.pressure(c)
 		costs[i] = cost
@@ -269,10 +270,11 @@ func (m *CostModel) complete(s *scoring, r *Request, candidates []Candidate, cos
 	}
 }
 
-// ownWork is by how much the prefill counts in all.
-func (m *CostModel) ownWork(r *Request, candidates []Candidate) float64 {
-	if m.OwnWorkBusy == 0 {
-		return m.OwnWork
+// busyEach is how many seconds each token of the request that is not cached costs because it
+// delays those who come after.
+func (m *CostModel) busyEach(r *Request, candidates []Candidate) float64 {
+	if m.OwnWorkBusy == 0 || r.Tokens <= 0 {
+		return 0
 	}
 	// Of many, some that lie together stand for all.
 	if n := len(candidates); n > mostCounted {
@@ -280,24 +282,27 @@ func (m *CostModel) ownWork(r *Request, candidates []Candidate) float64 {
 		candidates = candidates[first:][:mostCounted]
 	}
 	// By their bits: which is the least is hard to foretell.
-	waitBits, eachBits := infinite, infinite
+	waitBits, aBits, bBits := infinite, infinite, infinite
 	for i := range candidates {
 		c := &candidates[i]
 		waitBits = min(waitBits, int64(math.Float64bits(c.Wait)))
-		eachBits = min(eachBits, int64(math.Float64bits(c.Speed.A)))
+		aBits = min(aBits, int64(math.Float64bits(c.Speed.A)))
+		bBits = min(bBits, int64(math.Float64bits(c.Speed.B)))
 	}
-	wait, each := math.Float64frombits(uint64(waitBits)), math.Float64frombits(uint64(eachBits))
-	if !(wait > 0) {
-		return m.OwnWork
+	wait, a, b := math.Float64frombits(uint64(waitBits)), math.Float64frombits(uint64(aBits)), math.Float64frombits(uint64(bBits))
+	tokens := float64(r.Tokens)
+	least := max(a+b*tokens/2, 0)
+	if !(wait > 0) || !(least < math.Inf(1)) {
+		return 0
 	}
 	// It is no number when one of them is infinite.
-	if busy := wait / (wait + max(each, 0)*float64(max(r.Tokens, 0))/busyPart); busy <= 1 {
-		return m.OwnWork + m.OwnWorkBusy*busy
+	if busy := wait / (wait + max(a, 0)*tokens/busyPart); busy <= 1 {
+		return m.OwnWorkBusy * busy * least
 	}
-	return m.OwnWork + m.OwnWorkBusy
+	return m.OwnWorkBusy * least
 }
 
-// mostCounted is of how many candidates ownWork looks at, which tell of the fleet what all
+// mostCounted is of how many candidates busyEach looks at, which tell of the fleet what all
 // would.
 const mostCounted = 16
 
@@ -306,21 +311,21 @@ const mostCounted = 16
 const busyPart = 10
 
 // plain is score for any numbers.
-func (m *CostModel) plain(r *Request, candidates []Candidate, costs []float64, own float64) (least float64) {
+func (m *CostModel) plain(r *Request, candidates []Candidate, costs []float64, each float64) (least float64) {
 	sum := weighed(candidates)
 	for i := range candidates {
 		c := &candidates[i]
 		costs[i] = math.Inf(1)
-		if p := m.parts(r, c, own); p.valid() {
+		if p := m.parts(r, c, each); p.valid() {
 			costs[i] = p.sum() + m.overload(c, sum, len(candidates)) + m.pressure(c)
 		}
 	}
 	return lowest(costs)
 }
 
-// times is how often the candidate's prefill counts, by ownWork and by who is there.
-func (m *CostModel) times(c *Candidate, own float64) float64 {
-	return own + m.Interference*float64(c.Decoding) + m.Crowd*c.crowd()
+// times is how often the candidate's prefill counts, by who is there.
+func (m *CostModel) times(c *Candidate) float64 {
+	return m.OwnWork + m.Interference*float64(c.Decoding) + m.Crowd*c.crowd()
 }
 
 // crowd is how many requests have no first token there.
@@ -328,20 +333,20 @@ func (c *Candidate) crowd() float64 { return float64(c.InFlight) - float64(c.Dec
 
 // load is how long it takes to load what the candidate has of cached tokens, but not
 // on the GPU. No part costs more than to compute it, of which the cost is so many
-// times the time.
-func (m *CostModel) load(c *Candidate, cached int, times float64) float64 {
+// times the time, and so much more for each token.
+func (m *CostModel) load(c *Candidate, cached int, times, each float64) float64 {
 	gpu := max(int(c.CachedGPU), 0)
 	cpu := max(min(int(c.CachedCPU), cached), gpu)
 	part := m.counted(c)
 	onGPU, onCPU, all := part*float64(gpu), part*float64(cpu), part*float64(cached)
-	return c.tier(onGPU, onCPU, m.LoadCPU, times) + c.tier(onCPU, all, m.LoadDisk, times)
+	return c.tier(onGPU, onCPU, m.LoadCPU, times, each) + c.tier(onCPU, all, m.LoadDisk, times, each)
 }
 
-// tier is how long it takes to load the tokens from one on to another, each seconds
-// for each.
-func (c *Candidate) tier(from, to, each, times float64) float64 {
+// tier is how long it takes to load the tokens from one on to another, load seconds
+// for each, or to compute them, if that costs less.
+func (c *Candidate) tier(from, to, load, times, each float64) float64 {
 	n := to - from
-	return n * min(each, max(times*(c.Speed.A+c.Speed.B*(from+n/2)), 0))
+	return n * min(load, max(times*(c.Speed.A+c.Speed.B*(from+n/2))+each, 0))
 }
 
 // counted is how much counts of what the candidate has cached.
@@ -386,13 +391,14 @@ type parts struct {
 	wait, prefill, ownWork, load, interference, crowd, company, share float64
 }
 
-func (m *CostModel) parts(r *Request, c *Candidate, own float64) (p parts) {
+func (m *CostModel) parts(r *Request, c *Candidate, each float64) (p parts) {
 	cached := c.held(r)
 	p.wait = c.Wait
-	p.prefill = c.Speed.fill(float64(max(r.Tokens, 0)), m.counted(c)*float64(cached))
-	p.ownWork = (own - 1) * p.prefill
+	tokens, held := float64(max(r.Tokens, 0)), m.counted(c)*float64(cached)
+	p.prefill = c.Speed.fill(tokens, held)
+	p.ownWork = (m.OwnWork-1)*p.prefill + each*(tokens-held)
 	if int(c.CachedGPU) < cached {
-		p.load = m.load(c, cached, m.times(c, own))
+		p.load = m.load(c, cached, m.times(c), each)
 	}
 	p.interference = m.Interference * float64(c.Decoding) * p.prefill
 	p.crowd = m.Crowd * c.crowd() * p.prefill
@@ -413,8 +419,8 @@ func (p *parts) valid() bool { s := p.sum(); return s >= 0 && s < math.Inf(1) }
 // AppendTerms implements Explainer: the terms as in CostModel's comment, and of a
 // candidate that is excluded invalid alone.
 func (m *CostModel) AppendTerms(dst []Term, r *Request, candidates []Candidate, i int) []Term {
-	c, own := &candidates[i], m.ownWork(r, candidates)
-	p := m.parts(r, c, own)
+	c := &candidates[i]
+	p := m.parts(r, c, m.busyEach(r, candidates))
 	if !p.valid() {
 		return append(dst, Term{"invalid", math.Inf(1)})
 	}
@@ -465,7 +471,7 @@ var usual = NewCostModel()
 // is in the Speed, which was learned beside it. It is between 0 and MostTTFT, which stands also for what is no
 // number.
 func TTFT(r *Request, c *Candidate) float64 {
-	p := usual.parts(r, c, 1)
+	p := usual.parts(r, c, 0)
 	t := max(p.wait, 0) + p.prefill + p.load
 	if t += max(c.Late, -t/2); t >= 0 && t < MostTTFT {
 		return t

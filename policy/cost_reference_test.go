@@ -41,24 +41,26 @@ func referenceCost(m *CostModel, r *Request, cs []Candidate, i int) (cost float6
 	}
 	prefill := add(compute(c, counted(held), tokens), n(c.Speed.D))
 
-	var wait, whole *big.Float
-	for k := range cs {
-		w := n(math.Max(cs[k].Wait, 0))
-		t := mul(n(cs[k].Speed.A), tokens)
-		if wait == nil || w.Cmp(wait) < 0 {
-			wait = w
+	var wait, a, b *big.Float
+	fewer := func(than *big.Float, x float64) *big.Float {
+		if than == nil {
+			return n(x)
 		}
-		if whole == nil || t.Cmp(whole) < 0 {
-			whole = t
-		}
+		return least(than, n(x))
 	}
-	times := n(m.OwnWork)
+	for k := range cs {
+		wait, a, b = fewer(wait, math.Max(cs[k].Wait, 0)), fewer(a, cs[k].Speed.A), fewer(b, cs[k].Speed.B)
+	}
+	// each is what a token that is computed costs others.
+	each := n(0)
 	if wait.Sign() > 0 {
-		times = add(times, mul(n(m.OwnWorkBusy), quo(wait, add(wait, quo(whole, n(10))))))
+		busy := quo(wait, add(wait, quo(mul(a, tokens), n(10))))
+		each = mul(mul(n(m.OwnWorkBusy), busy), add(a, quo(mul(b, tokens), n(2))))
 	}
 	if len(cs) > mostCounted {
-		times = n(m.ownWork(r, cs)) // it goes by some of them then
+		each = n(m.busyEach(r, cs)) // it goes by some of them then
 	}
+	times := n(m.OwnWork)
 	times = add(times, mul(n(m.Interference), n(float64(c.Decoding))))
 	times = add(times, mul(n(m.Crowd), n(float64(c.InFlight-c.Decoding))))
 
@@ -70,10 +72,12 @@ func referenceCost(m *CostModel, r *Request, cs []Candidate, i int) (cost float6
 		each     float64
 	}{{gpu, cpu, m.LoadCPU}, {cpu, held, m.LoadDisk}} {
 		from, to := counted(tier.from), counted(tier.to)
-		load = add(load, least(mul(sub(to, from), n(tier.each)), mul(times, compute(c, from, to))))
+		tokens := sub(to, from)
+		load = add(load, least(mul(tokens, n(tier.each)), add(mul(times, compute(c, from, to)), mul(each, tokens))))
 	}
 
 	total := add(add(n(math.Max(c.Wait, 0)), mul(times, prefill)), load)
+	total = add(total, mul(each, sub(tokens, counted(held))))
 	total = add(total, mul(n(m.Company), n(float64(c.Company))))
 	if c.Share > 0 && c.Share < 1 {
 		total = quo(total, n(float64(c.Share)))
@@ -223,7 +227,7 @@ func TestCostModelTerms(t *testing.T) {
 		begunAmong(r, cs)
 		costs, plain := make([]float64, len(cs)), make([]float64, len(cs))
 		m.Score(r, cs, costs)
-		m.plain(r, cs, plain, m.ownWork(r, cs))
+		m.plain(r, cs, plain, m.busyEach(r, cs))
 		for i, cost := range costs {
 			sum, infinite := 0.0, ""
 			for _, term := range m.AppendTerms(nil, r, cs, i) {

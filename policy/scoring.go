@@ -6,9 +6,9 @@ import "math"
 // stack: what most of them cost, and what there is besides. begin makes it ready.
 type scoring struct {
 	// The prefill counts own times, and so many times more for each sequence that is
-	// decoded and for each request.
-	tokens                 int32
-	own, decoding, request float64
+	// decoded and for each request; each token of it costs so much besides.
+	tokens                       int32
+	own, each, decoding, request float64
 	// The candidate's Company costs so many times what it is.
 	company float64
 	pressed float32
@@ -37,11 +37,11 @@ const scoredBlocks = 16
 const infinite = int64(0x7ff0_0000_0000_0000)
 
 // begin makes it ready for r.
-func (s *scoring) begin(m *CostModel, r *Request, own float64) {
+func (s *scoring) begin(m *CostModel, r *Request, each float64) {
 	s.tokens, s.pressed, s.least = int32(max(r.Tokens, 0)), float32(m.KVLimit), infinite
 	// What times says, in requests instead of a crowd.
 	s.company = m.Company
-	s.own, s.decoding, s.request = own, m.Interference-m.Crowd, m.Crowd
+	s.own, s.each, s.decoding, s.request = m.OwnWork, each, m.Interference-m.Crowd, m.Crowd
 }
 
 // As variables they are read once for a block, as constants once for each candidate.
@@ -55,7 +55,7 @@ var (
 // takes, so it has few operations for each, and no branch that is hard to foretell.
 func (s *scoring) block(candidates []Candidate, costs []float64) (most int64) {
 	costs = costs[:len(candidates)]
-	tokens, own, decoding, request, company, pressed := s.tokens, s.own, s.decoding, s.request, s.company, s.pressed
+	tokens, own, each, decoding, request, company, pressed := s.tokens, s.own, s.each, s.decoding, s.request, s.company, s.pressed
 	half, share := half, wholeShare
 	all := float64(tokens)
 	halfAll := half * all
@@ -65,9 +65,10 @@ func (s *scoring) block(candidates []Candidate, costs []float64) (most int64) {
 		c := &candidates[i]
 		cached := min(c.Cached, tokens)
 		held, a := float64(cached), c.Speed.A
-		fill := (all-held)*(a+c.Speed.B*(halfAll+half*held)) + c.Speed.D
+		uncached := all - held
+		fill := uncached*(a+c.Speed.B*(halfAll+half*held)) + c.Speed.D
 		requests := float64(c.InFlight)
-		cost := (own+decoding*float64(c.Decoding)+request*requests)*fill + company*float64(c.Company) + c.Wait
+		cost := (own+decoding*float64(c.Decoding)+request*requests)*fill + each*uncached + company*float64(c.Company) + c.Wait
 		costs[i] = cost
 		total += cost
 		inFlight |= c.InFlight
