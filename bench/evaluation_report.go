@@ -357,17 +357,22 @@ func policyTable(c *workload.Comparison) []string {
 }
 
 // measures are what policies are compared by. Smaller is better. Ends are the least and
-// the most of several seeds, 0 of one.
+// the most of several seeds, 0 of one. served: it is of those requests alone that were, so
+// that who refuses more of them has the easier ones.
 var measures = []struct {
-	name string
-	of   func(*workload.Summary) float64
-	ends func(*workload.Spread) [2]float64
+	name   string
+	of     func(*workload.Summary) float64
+	ends   func(*workload.Spread) [2]float64
+	served bool
 }{
-	{"mean TTFT", func(s *workload.Summary) float64 { return s.TTFT.Mean }, func(s *workload.Spread) [2]float64 { return s.TTFTMean }},
-	{"p99 TTFT", func(s *workload.Summary) float64 { return s.TTFT.P99 }, func(s *workload.Spread) [2]float64 { return s.TTFTP99 }},
-	{"mean E2E", func(s *workload.Summary) float64 { return s.E2E.Mean }, func(s *workload.Spread) [2]float64 { return s.E2EMean }},
+	{"mean TTFT", func(s *workload.Summary) float64 { return s.TTFT.Mean }, func(s *workload.Spread) [2]float64 { return s.TTFTMean }, true},
+	{"median TTFT", func(s *workload.Summary) float64 { return s.TTFT.P50 }, func(s *workload.Spread) [2]float64 { return s.TTFTP50 }, true},
+	{"p99 TTFT", func(s *workload.Summary) float64 { return s.TTFT.P99 }, func(s *workload.Spread) [2]float64 { return s.TTFTP99 }, true},
+	{"mean E2E", func(s *workload.Summary) float64 { return s.E2E.Mean }, func(s *workload.Spread) [2]float64 { return s.E2EMean }, true},
 	{"tokens not cached", func(s *workload.Summary) float64 { return 1 - s.HitRate },
-		func(s *workload.Spread) [2]float64 { return [2]float64{1 - s.HitRate[1], 1 - s.HitRate[0]} }},
+		func(s *workload.Spread) [2]float64 { return [2]float64{1 - s.HitRate[1], 1 - s.HitRate[0]} }, true},
+	{"late or refused", func(s *workload.Summary) float64 { return 1 - s.Good },
+		func(s *workload.Spread) [2]float64 { return [2]float64{} }, false},
 }
 
 // near is how much better another policy has to be for the default to have lost, as a
@@ -384,9 +389,12 @@ func losses(c *workload.Comparison) string {
 	for _, m := range measures {
 		var better []string
 		for _, s := range inOrder(c.Runs) {
+			if m.served && refusesMore(s, ours) {
+				continue
+			}
 			if s != ours && s.Requests > 0 && m.of(s) > 0 && m.of(s) < m.of(ours)*(1-near) {
 				by := change(m.of(s)/m.of(ours) - 1)
-				if s.Spread.Runs > 1 && ours.Spread.Runs > 1 && m.ends(&s.Spread)[1] >= m.ends(&ours.Spread)[0] {
+				if s.Spread.Runs > 1 && ours.Spread.Runs > 1 && m.served && m.ends(&s.Spread)[1] >= m.ends(&ours.Spread)[0] {
 					by += ", seeds differ by more"
 				}
 				better = append(better, fmt.Sprintf("%s (%s)", s.Policy, by))
@@ -397,6 +405,12 @@ func losses(c *workload.Comparison) string {
 		}
 	}
 	return strings.Join(lost, "; ")
+}
+
+// refusesMore reports that a policy has refused more of the requests than another, by more
+// than chance.
+func refusesMore(s, than *workload.Summary) bool {
+	return float64(s.Refused-than.Refused) > near*float64(s.Requests)
 }
 
 // verdict is what a comparison comes to in a sentence or two.

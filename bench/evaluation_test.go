@@ -442,6 +442,23 @@ func TestLosses(t *testing.T) {
 	f("mean TTFT: lmetric (10 % below)", run("lmetric", 90, 1000, 5000, 0.5))
 	f("p99 TTFT: kv_aware (50 % below), p2c (20 % below); mean E2E: p2c (10 % below)", run("p2c", 100, 800, 4500, 0), run("kv_aware", 100, 500, 5000, 0.5))
 	f("tokens not cached: kv_aware (20 % below)", run("kv_aware", 200, 2000, 9000, 0.6))
+	median := func(s workload.Summary, p50 float64) workload.Summary {
+		s.TTFT.P50 = p50
+		return s
+	}
+	ours = median(ours, 80)
+	f("median TTFT: lmetric (10 % below)", median(run("lmetric", 100, 1000, 5000, 0.5), 72))
+
+	// Who refuses more has the easier ones left.
+	refusing := func(s workload.Summary, requests, refused int, good float64) workload.Summary {
+		s.Requests, s.Refused, s.Good = requests, refused, good
+		return s
+	}
+	ours = refusing(ours, 1000, 20, 0.95)
+	f("", refusing(run("round_robin", 50, 500, 2500, 0.6), 1000, 31, 0.94))
+	f("mean TTFT: round_robin (50 % below)", refusing(run("round_robin", 50, 1000, 5000, 0.5), 1000, 30, 0.94))
+	f("late or refused: round_robin (20 % below)", refusing(run("round_robin", 50, 500, 2500, 0.6), 1000, 31, 0.96))
+	ours = refusing(ours, 9, 0, 0)
 
 	// What seeds may have made.
 	several := func(s workload.Summary, least, most float64) workload.Summary {
