@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -246,6 +247,7 @@ func TestPredictedIsCached(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c := newCacheFleet(t, engine, known)
+			c.meet()
 			talk := conversations{r: rand.New(rand.NewPCG(1, 2))}
 			tick := time.NewTicker(10 * time.Millisecond)
 			defer tick.Stop()
@@ -285,6 +287,37 @@ func TestPredictedIsCached(t *testing.T) {
 	f("approximate", simulator.Config{Engine: "vllm"}, "approximate")
 	f("sglang, exact", simulator.Config{Engine: "sglang", KVEvents: events}, "exact")
 	f("sglang, approximate", simulator.Config{Engine: "sglang"}, "approximate")
+}
+
+// meet asks the engines at the same time until each has answered: where one request comes
+// after the other, one that nobody knows may stay behind those that are known to be fast.
+func (f *cacheFleet) meet() {
+	f.Helper()
+	met := map[string]bool{}
+	for round := 0; len(met) < 3; round++ {
+		if round == 50 {
+			f.Fatalf("after %d rounds only %v were asked", round, met)
+		}
+		var asked sync.WaitGroup
+		replicas := make([]string, 6)
+		for i := range replicas {
+			asked.Go(func() {
+				body := fmt.Sprintf(`{"model":"sim","max_tokens":8,"messages":[{"role":"user","content":"Round %d, number %d: %s"}]}`, round, i, strings.Repeat("who is there? ", 20))
+				if a, err := f.ask([]byte(body)); err == nil {
+					replicas[i] = a.replica
+				}
+			})
+		}
+		asked.Wait()
+		for _, id := range replicas {
+			if id != "" {
+				met[id] = true
+			}
+		}
+	}
+	for id := range met {
+		f.hear(id)
+	}
 }
 
 // hear waits until the agent has heard all that an engine has told, if it does.
