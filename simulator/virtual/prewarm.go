@@ -73,5 +73,7 @@ func (a *agent) warmed(v *visit) {
 	s, n := &a.slots[v.engine], len(v.seq.Prompt)
 	s.warming = false
 	a.prefixes.Holds(v.ahead.Key, a.run.keys[v.engine], n)
-	a.run.ahead[v.engine] += n - v.record.Cached
+	if v.request.At >= a.run.warm {
+		a.run.ahead[v.engine] += n - v.record.Cached
+	}
 }
