@@ -349,6 +349,7 @@ func (r *run) arrive(v *visit) {
 	if !e.Fits(len(v.seq.Prompt) + v.seq.Output) {
 		v.agent.lose(v)
 		if v.ahead != nil {
+			v.agent.unwarmed(v)
 			return
 		}
 		if v.of != nil {
