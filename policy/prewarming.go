@@ -120,11 +120,12 @@ func (p *Prefixes) Chosen(r *Request, candidates []Candidate, costs []float64, c
 	own, all, held := costs[chosen], float64(max(r.Tokens, 0)), float64(tokens)
 	for i := range candidates {
 		c := &candidates[i]
-		if int(c.Cached) > tokens-leastPrefix || !c.Exact || c.Share > 0 && c.Share < 1 {
+		if int(c.Cached) > tokens-leastPrefix || c.Share > 0 && c.Share < 1 {
 			continue
 		}
-		with := costs[i] - c.Speed.fill(all, float64(c.Cached)) + c.Speed.fill(all, held)
-		if lost := own - with; lost > least && lost < MostTTFT {
+		with := costs[i] - c.Speed.fill(all, float64(max(c.Cached, 0))) + c.Speed.fill(all, held)
+		// Exact is in another line of memory.
+		if lost := own - with; lost > least && lost < MostTTFT && c.Exact {
 			least, at = lost, i
 		}
 	}
