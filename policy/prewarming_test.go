@@ -204,7 +204,7 @@ func TestPrefixesNotes(t *testing.T) {
 	f("longer than anybody waits", 0, func(r *Request, c, chosen *Candidate, cost, own *float64) { *own += 1e300 })
 	f("slow", 0, func(r *Request, c, chosen *Candidate, cost, own *float64) { c.Speed = Speed{A: inf} })
 	f("of no speed", 0, func(r *Request, c, chosen *Candidate, cost, own *float64) { c.Speed = Speed{A: nan} })
-	f("cached nearly as much", 0, func(r *Request, c, chosen *Candidate, cost, own *float64) { c.Cached = 1537 })
+	f("cached nearly as much", 0, func(r *Request, c, chosen *Candidate, cost, own *float64) { *cost -= 0.1537; c.Cached = 1537 })
 	f("cached much", 0.05, func(r *Request, c, chosen *Candidate, cost, own *float64) { *cost -= 0.1536; c.Cached = 1536 })
 	f("cached less than nothing", 0.05, func(r *Request, c, chosen *Candidate, cost, own *float64) { c.Cached = math.MinInt32 })
 	f("a short prefix", 0, func(r *Request, c, chosen *Candidate, cost, own *float64) { chosen.Cached = 511 })
