@@ -348,8 +348,8 @@ func TestServeOneReplica(t *testing.T) {
 func TestServeAsInSmallSteps(t *testing.T) {
 	for seed := range uint64(12) {
 		s := newScene(t, 100+seed)
-		// What is held or computed in pieces comes to engines at times that no record has.
-		s.fleet.Throttles, s.workload.Throttles, s.fleet.Admission, s.fleet.Hold, s.fleet.Pieces = nil, nil, Admission{}, 0, 0
+		// What is held, or computed in pieces or ahead, comes to engines at times that no record has.
+		s.fleet.Throttles, s.workload.Throttles, s.fleet.Admission, s.fleet.Hold, s.fleet.Pieces, s.fleet.Prewarm = nil, nil, Admission{}, 0, 0, 0
 		o := s.serve(t)
 		for i, c := range s.fleet.Engines {
 			e, err := c.NewEngine()
