@@ -450,6 +450,7 @@ func (m *modelPrefixes) holds(key, replica uint64, tokens int) bool {
 // Over any history the same is due as in plain words, and no more tokens are kept than
 // mostPrefixTokens, nor more prefixes than mostPrefixes.
 func TestPrefixesAsModel(t *testing.T) {
+	withoutRace(t)
 	ids := make([]uint32, 600_000)
 	due, full, crowded := 0, 0, 0
 	for seed := range uint64(8) {
@@ -588,6 +589,7 @@ func (f *rented) prewarm(i int, now time.Time) {
 // caches lose what they have, no more is computed ahead at a replica than requests have lost
 // because it was not there.
 func TestPrefixesPayRentFirst(t *testing.T) {
+	withoutRace(t)
 	pieces := 0
 	for seed := range uint64(100) {
 		rng := rand.New(rand.NewPCG(seed, 12))
@@ -631,6 +633,7 @@ func TestPrefixesPayRentFirst(t *testing.T) {
 // Whatever the numbers are, nothing is kept that is no number, and what is due is one of those
 // that were asked for.
 func TestPrefixesAnyNumbers(t *testing.T) {
+	withoutRace(t)
 	rng := rand.New(rand.NewPCG(7, 13))
 	ids := make([]uint32, 4096)
 	number := func(usual float64) float64 {
