@@ -104,6 +104,9 @@ func renderEvaluation(dir string) (report []byte, charts []Chart, err error) {
 			if l := shareOf(x, comparisons); l != "" {
 				shown.Facts += "; " + l
 			}
+			if ours := runOf(c, defaultPolicy); ours != nil && ours.Ahead > 0 {
+				shown.Facts += fmt.Sprintf("; the default had %s of all prompts' tokens computed ahead", percent(ours.Ahead))
+			}
 			shown.Facts += "."
 			if twin := comparisons[x.twin]; twin != nil {
 				shown.Verdict += agreement(c, twin)

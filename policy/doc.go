@@ -49,5 +49,6 @@
 //	queue.go         the order of those that wait: classes, and tenants in turn
 //	holding.go       what is held back until a replica is nearly free, shortest first
 //	pieces.go        what is computed in pieces, so that others need not wait for all of it
+//	prewarming.go    what replicas that have nothing to prefill compute ahead
 //	budget.go        what an API key may use
 package policy

@@ -105,7 +105,7 @@ type prefixed struct {
 // only the first so many tokens of a prefix.
 type loss struct {
 	replica uint64
-	held    int
+	held    int32
 	seconds float64
 }
 
@@ -125,11 +125,12 @@ func (p *Prefixes) Chosen(r *Request, candidates []Candidate, costs []float64, c
 	own, all, held := costs[chosen], float64(max(r.Tokens, 0)), float64(tokens)
 	for i := range candidates {
 		c := &candidates[i]
-		if int(c.Cached) > tokens-leastPrefix || !c.Exact || c.Share > 0 && c.Share < 1 {
+		if int(c.Cached) > tokens-leastPrefix || c.Share > 0 && c.Share < 1 {
 			continue
 		}
-		with := costs[i] - c.Speed.fill(all, float64(c.Cached)) + c.Speed.fill(all, held)
-		if lost := own - with; lost > least && lost < MostTTFT {
+		with := costs[i] - c.Speed.fill(all, float64(max(c.Cached, 0))) + c.Speed.fill(all, held)
+		// Exact is in another line of memory.
+		if lost := own - with; lost > least && lost < MostTTFT && c.Exact {
 			least, at = lost, i
 		}
 	}
@@ -139,33 +140,60 @@ func (p *Prefixes) Chosen(r *Request, candidates []Candidate, costs []float64, c
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	e := p.findLocked(key, now)
-	if e.asked > 0 && e.IDs == nil && p.tokens+tokens <= mostPrefixTokens {
+	c := &candidates[at]
+	l := e.of(c.Key)
+	if c.Cached < l.held {
+		l.seconds = 0 // as Holds has it
+	}
+	l.held, l.seconds = max(c.Cached, 0), l.seconds+least
+	if e.asked++; e.asked > 1 && e.IDs == nil && p.roomLocked(e, tokens, now) {
 		e.IDs = slices.Clone(ids[:tokens])
 		p.tokens += tokens
 	}
-	e.asked++
-	c := &candidates[at]
-	l := e.of(c.Key)
-	l.held, l.seconds = int(max(c.Cached, 0)), l.seconds+least
+}
+
+// roomLocked makes room for so many tokens of e, in place of those of others by which less
+// was lost, and reports that there is some.
+func (p *Prefixes) roomLocked(e *prefixed, tokens int, now time.Time) bool {
+	most := e.lost()
+	for p.tokens+tokens > mostPrefixTokens {
+		var out *prefixed
+		least := most
+		for i := range p.list {
+			o := &p.list[i]
+			if lost := o.lost() * fading(now.Sub(o.at)); o.IDs != nil && o != e && lost < least {
+				least, out = lost, o
+			}
+		}
+		if out == nil {
+			return false
+		}
+		p.tokens -= len(out.IDs)
+		out.IDs = nil
+	}
+	return true
 }
 
 // findLocked is the one of that key, as it is now, if need be in place of the one that
 // least was lost by.
 func (p *Prefixes) findLocked(key uint64, now time.Time) *prefixed {
-	least, at := math.Inf(1), -1
 	for i := range p.list {
-		e := &p.list[i]
-		if e.Key == key {
+		if e := &p.list[i]; e.Key == key {
 			e.fade(now)
 			return e
 		}
-		if lost := e.lost() * fading(now.Sub(e.at)); lost < least {
-			least, at = lost, i
-		}
 	}
-	if len(p.list) < mostPrefixes {
+	at := len(p.list)
+	if at < mostPrefixes {
 		p.list = append(p.list, prefixed{})
-		at = len(p.list) - 1
+	} else {
+		least := math.Inf(1)
+		for i := range p.list {
+			e := &p.list[i]
+			if lost := e.lost() * fading(now.Sub(e.at)); lost < least {
+				least, at = lost, i
+			}
+		}
 	}
 	e := &p.list[at]
 	p.tokens -= len(e.IDs)
@@ -240,7 +268,8 @@ const priceEach = 0.01
 
 // Holds says that a replica of that Candidate.Key has the first tokens of the prefix, and
 // reports whether it lacks some that are worth it. What was lost before it had them all
-// counts no longer.
+// counts no longer, nor does what was lost before it had more than now: that has paid for
+// what is gone from its cache, and would pay for it again and again where caches are full.
 func (p *Prefixes) Holds(key, replica uint64, tokens int) (lacks bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -251,7 +280,8 @@ func (p *Prefixes) Holds(key, replica uint64, tokens int) (lacks bool) {
 		}
 		for k := range e.losses {
 			if l := &e.losses[k]; l.replica == replica {
-				if l.held = tokens; len(e.IDs)-tokens >= leastPrefix {
+				if len(e.IDs)-tokens >= leastPrefix && tokens >= int(l.held) {
+					l.held = Count(tokens)
 					return true
 				}
 				e.losses = slices.Delete(e.losses, k, k+1)

@@ -74,8 +74,8 @@ time are models. Equal flags give equal results.
   inferrail simulate --workload w2 --profile l4-llama-8b=4 --profile h100-llama-8b=2
   inferrail simulate --workload w1 --find-capacity --policy round_robin,cost_model
 
-The columns: hit is the part of prompt tokens that were cached, of max is of what
-caches of this size allow; of bound is the mean time to first token over that of a
+The columns: hit is the part of prompt tokens that were cached, without as many as
+were computed ahead (--prewarm), of max is of what caches of this size allow; of bound is the mean time to first token over that of a
 fleet in which every engine holds everything and the earliest free one serves;
 TPOT is the mean time between the tokens of an answer and ITL the time between any
 two, in ms; hotspot is the work of the busiest engine over the mean; foretold is how

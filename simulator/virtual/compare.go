@@ -79,7 +79,9 @@ func (p *Plan) do(ctx context.Context, j *job, curves bool) (workload.Summary, e
 	if err != nil {
 		return workload.Summary{}, fmt.Errorf("policy %s: %w", j.name, err)
 	}
-	s := workload.Summarize(o.Records, j.workload, workload.SummaryOptions{Policy: j.name, Replicas: len(j.fleet.Engines), Limits: p.Limits, Warm: j.warm})
+	s := workload.Summarize(o.Records, j.workload, workload.SummaryOptions{
+		Policy: j.name, Replicas: len(j.fleet.Engines), Limits: p.Limits, Ahead: o.Ahead, Warm: j.warm,
+	})
 	s.ITL = quantilesOf(o.Gaps)
 	hit, queried := 0, 0
 	for _, c := range o.Counts {

@@ -8,6 +8,7 @@
 //	agent.go     one agent: what the proxy does for a request, and the agent around it
 //	hold.go      agents that hold requests back until a replica is nearly free
 //	piece.go     long prompts that are computed in pieces
+//	prewarm.go   prefixes that engines compute ahead while they have nothing to prefill
 //	chains.go    Chains: which blocks requests have, and a cache that never forgets
 //	ceiling.go   the most hits of all caches together: an oracle
 //	bound.go     the times that policies are measured by, and a proven least

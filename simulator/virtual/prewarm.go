@@ -3,6 +3,7 @@ package virtual
 import (
 	"time"
 
+	"github.com/inferrail/inferrail/index"
 	"github.com/inferrail/inferrail/policy"
 	"github.com/inferrail/inferrail/simulator/workload"
 )
@@ -34,16 +35,14 @@ func (a *agent) prewarm() {
 		if s.warming || !a.prewarming.Idle(c) {
 			continue
 		}
-		for x, ok := a.prefixes.Due(c, now); ok; x, ok = a.prefixes.Due(c, now) {
-			if a.sendAhead(x, i, now) {
-				break
-			}
+		for x, ok := a.prefixes.Due(c, now); ok && !a.sendAhead(x, i, now); x, ok = a.prefixes.Due(c, now) {
+			// It has all of that one, and none of its losses count any more.
 		}
 	}
 }
 
-// sendAhead sends the next piece of a prefix to a replica, as a request for one token, if
-// that lacks any of it.
+// sendAhead sends the next piece of a prefix to a replica, as a request for one token. It
+// returns false if that lacks none of it.
 func (a *agent) sendAhead(x policy.Prefix, i int, now time.Time) bool {
 	v := &visit{
 		request: &workload.Request{At: a.run.now, Output: 1}, record: &workload.Record{}, agent: a, came: now, taken: now, choice: i,
@@ -53,8 +52,13 @@ func (a *agent) sendAhead(x policy.Prefix, i int, now time.Time) bool {
 	a.look(v)
 	size := a.run.sizeOf[i]
 	c := &a.candidates[i]
-	held := a.prompts[size].Cached(a.looks[size].Held(i))
-	if !a.prefixes.Holds(x.Key, c.Key, held) || !a.looks[size].Exact(i) {
+	l, p := &a.looks[size], &a.prompts[size]
+	if !l.Exact(i) {
+		return true // until it is told of again
+	}
+	// All the blocks, also the last, of which an engine computes a token for each request.
+	held := int(l.Held(i)[index.Tiers-1]) * p.Block
+	if !a.prefixes.Holds(x.Key, c.Key, held) {
 		return false
 	}
 	if n := a.prewarming.Cut(len(x.IDs), held, c, a.run.configs[i].BlockSize); n < len(x.IDs) {
@@ -68,10 +72,19 @@ func (a *agent) sendAhead(x policy.Prefix, i int, now time.Time) bool {
 	return true
 }
 
+// unwarmed notes that a replica has no room for a piece of a prefix, nor for more of it: it
+// is not asked again before as much was lost anew.
+func (a *agent) unwarmed(v *visit) {
+	a.slots[v.engine].warming = false
+	a.prefixes.Holds(v.ahead.Key, a.run.keys[v.engine], len(v.ahead.IDs))
+}
+
 // warmed notes that a replica has computed a piece of a prefix ahead.
 func (a *agent) warmed(v *visit) {
 	s, n := &a.slots[v.engine], len(v.seq.Prompt)
 	s.warming = false
 	a.prefixes.Holds(v.ahead.Key, a.run.keys[v.engine], n)
-	a.run.ahead[v.engine] += n - v.record.Cached
+	if v.request.At >= a.run.warm {
+		a.run.ahead[v.engine] += n - v.record.Cached
+	}
 }

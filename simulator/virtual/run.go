@@ -32,7 +32,8 @@ type Options struct {
 	Seed uint64
 	// Served, if not nil, counts the requests that are over, for who waits.
 	Served *atomic.Int64
-	// Warm leaves the requests that come before out of the Gaps.
+	// Warm leaves the requests that come before out of the Gaps, and what is computed
+	// before out of Ahead.
 	Warm time.Duration
 }
 
@@ -44,6 +45,8 @@ type Outcome struct {
 	Counts []simulator.Counts
 	// Gaps are the times between the tokens of all answers.
 	Gaps *simulator.Gaps
+	// Ahead is how many tokens each engine has computed ahead of any request.
+	Ahead []int
 }
 
 // Serve lets f serve w under a policy, and returns when all requests are over. The same
@@ -70,7 +73,7 @@ type run struct {
 	warm     time.Duration
 	gaps     simulator.Gaps
 	records  []workload.Record
-	ahead    []int // tokens that were computed ahead, by engine
+	ahead    []int // as Outcome.Ahead
 	agents   []*agent
 
 	now     time.Duration
@@ -202,7 +205,7 @@ func newRun(f *Fleet, w *workload.Workload, p policy.Policy, o Options) (*run, e
 
 // outcome is what came of it.
 func (r *run) outcome() *Outcome {
-	out := &Outcome{Records: r.records, Counts: make([]simulator.Counts, len(r.engines)), Gaps: &r.gaps}
+	out := &Outcome{Records: r.records, Counts: make([]simulator.Counts, len(r.engines)), Gaps: &r.gaps, Ahead: r.ahead}
 	for i, e := range r.engines {
 		out.Counts[i] = e.Counts()
 	}
@@ -346,6 +349,7 @@ func (r *run) arrive(v *visit) {
 	if !e.Fits(len(v.seq.Prompt) + v.seq.Output) {
 		v.agent.lose(v)
 		if v.ahead != nil {
+			v.agent.unwarmed(v)
 			return
 		}
 		if v.of != nil {

@@ -25,8 +25,8 @@ type scene struct {
 }
 
 func (s *scene) String() string {
-	return fmt.Sprintf("%s under %s: %d %s of %d blocks of %d, %d agents, events %v, hold %v, pieces of %v, admission %+v", s.workload.Name, s.policy.Name(), len(s.fleet.Engines),
-		s.fleet.Engines[0].Engine, s.fleet.Engines[0].NumGPUBlocks, s.fleet.Engines[0].BlockSize, s.fleet.Agents, s.fleet.Events, s.fleet.Hold, s.fleet.Pieces, s.fleet.Admission)
+	return fmt.Sprintf("%s under %s: %d %s of %d blocks of %d, %d agents, events %v, hold %v, pieces of %v, ahead %v, admission %+v", s.workload.Name, s.policy.Name(), len(s.fleet.Engines),
+		s.fleet.Engines[0].Engine, s.fleet.Engines[0].NumGPUBlocks, s.fleet.Engines[0].BlockSize, s.fleet.Agents, s.fleet.Events, s.fleet.Hold, s.fleet.Pieces, s.fleet.Prewarm, s.fleet.Admission)
 }
 
 // newScene draws one in which caches are full, queues are long, and now and then an engine
@@ -80,13 +80,30 @@ func newScene(t testing.TB, seed uint64) *scene {
 			s.policy, s.fleet.Events = policy.NewCostModel(), true
 		}
 	}
+	if rng.IntN(2) == 0 {
+		s.fleet.Prewarm = time.Duration(5+rng.IntN(100)) * time.Millisecond
+		if rng.IntN(2) == 0 && (cfg.Engine == "vllm" || cfg.Engine == "sglang") {
+			// Or hardly any prefix would be long enough, and asked for often enough.
+			s.policy, s.fleet.Events = policy.NewCostModel(), true
+			if s.workload, err = workload.Generate(workload.Options{
+				Name: pick("w1", "w3", "w5"), Seed: seed, Rate: 20 + 20*rng.Float64(), Requests: 200, Own: 100, Shared: 1000 + rng.IntN(2000), Groups: 2, Output: 5, Longest: 4500,
+			}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
 	return s
 }
 
-// cuts reports that prompts may be computed in pieces.
-func (s *scene) cuts() bool {
+// cuts reports that prompts may be computed in pieces, and warms that prefixes may be
+// computed ahead.
+func (s *scene) cuts() bool  { return s.fleet.Pieces > 0 && s.known() }
+func (s *scene) warms() bool { return s.fleet.Prewarm > 0 && s.known() }
+
+// known reports that the policy goes by times, and that caches are known exactly.
+func (s *scene) known() bool {
 	e := s.fleet.Engines[0].Engine
-	return s.fleet.Pieces > 0 && s.policy.Name() == "cost_model" && s.fleet.Events && (e == "" || e == "vllm" || e == "sglang")
+	return s.policy.Name() == "cost_model" && s.fleet.Events && (e == "" || e == "vllm" || e == "sglang")
 }
 
 func (s *scene) serve(t testing.TB) *Outcome {
@@ -106,21 +123,27 @@ func (s *scene) serve(t testing.TB) *Outcome {
 	return r.outcome()
 }
 
-// nothingLeft checks that agents and engines have nothing any more when all is over.
+// nothingLeft checks that agents and engines have nothing any more when all is over, but what
+// is computed ahead.
 func (s *scene) nothingLeft(t testing.TB, r *run) {
 	t.Helper()
+	warming := 0
 	for k, a := range r.agents {
 		if a.room.Len() > 0 || a.held.Len() > 0 || a.heldWork != 0 {
 			t.Errorf("%v: at agent %d %d wait and %d are held with %v s", s, k, a.room.Len(), a.held.Len(), a.heldWork)
 		}
 		for i := range a.slots {
 			var c policy.Candidate
+			if a.slots[i].warming {
+				warming++
+				continue
+			}
 			if a.slots[i].standing.Describe(&c, 0, 0, r.clock()); a.slots[i].inFlight != 0 || c.Begun != 0 || c.Rest != 0 {
 				t.Errorf("%v: agent %d has %d requests at engine %d, where %d have begun with %v s left", s, k, a.slots[i].inFlight, i, c.Begun, c.Rest)
 			}
 		}
 	}
-	if len(r.visits) > 0 {
+	if len(r.visits) > warming {
 		t.Errorf("%v: engines have %d sequences", s, len(r.visits))
 	}
 }
@@ -129,13 +152,14 @@ func (s *scene) nothingLeft(t testing.TB, r *run) {
 // found in their caches is what the records say, no engine has done more than there was
 // time for, and nothing is better than what nothing can be better than. Of prompts that are
 // computed in pieces the records tell what the first has found and where the last was:
-// engines were asked for more than that, and have found more.
+// engines were asked for more than that, and have found more. So they were where prefixes are
+// computed ahead.
 func TestServe(t *testing.T) {
 	scenes := uint64(lessUnderRace(t, 150, 30))
 	if testing.Short() {
 		scenes = 30
 	}
-	refused, served, cut := 0, 0, 0
+	refused, served, cut, warmed := 0, 0, 0, 0
 	for seed := range scenes {
 		s := newScene(t, seed)
 		o := s.serve(t)
@@ -172,14 +196,20 @@ func TestServe(t *testing.T) {
 			last = max(last, o.Records[k].End)
 		}
 		for i, c := range o.Counts {
-			if s.cuts() {
+			if computed := c.Queried - c.Hit; !s.cuts() && computed < queried[i]-hit[i]+o.Ahead[i] || o.Ahead[i] > 0 && !s.warms() {
+				t.Errorf("%v: engine %d has computed %d tokens, the records say %d, and %d ahead", s, i, computed, queried[i]-hit[i], o.Ahead[i])
+			}
+			if o.Ahead[i] > 0 {
+				warmed++
+			}
+			if s.cuts() || s.warms() {
 				if c.Hit < hit[i] || c.Queried < queried[i] {
 					t.Errorf("%v: engine %d has found %d of %d tokens, the records say %d of %d", s, i, c.Hit, c.Queried, hit[i], queried[i])
 				}
 				if did := (simulator.Latency{A: latencies[i].A}).Prefill(c.Queried-c.Hit, 0); did > last {
 					t.Errorf("%v: engine %d has done %v of work in %v", s, i, did, last)
 				}
-				if c.Queried > queried[i] {
+				if c.Queried > queried[i] && s.cuts() && !s.warms() {
 					cut++
 				}
 				continue
@@ -191,7 +221,7 @@ func TestServe(t *testing.T) {
 				t.Errorf("%v: engine %d has done %v of work in %v", s, i, worked[i], end[i]-begin[i])
 			}
 		}
-		sum := workload.Summarize(o.Records, s.workload, workload.SummaryOptions{Replicas: n})
+		sum := workload.Summarize(o.Records, s.workload, workload.SummaryOptions{Replicas: n, Ahead: o.Ahead})
 		if sum.Refused > 0 || !s.fleet.WholeBlocks() {
 			continue // what is left is served as if it were alone
 		}
@@ -201,9 +231,9 @@ func TestServe(t *testing.T) {
 			t.Errorf("%v: hits are %v of at most %v, the mean time is %v ms of at least %v", s, sum.HitRate, most, sum.TTFT.Mean, least)
 		}
 	}
-	t.Logf("%d scenes, %d engines computed pieces", scenes, cut)
-	if refused == 0 || served < 10*refused || cut < int(scenes)/20 {
-		t.Errorf("%d requests were served and %d refused, and %d engines computed pieces", served, refused, cut)
+	t.Logf("%d scenes, %d engines computed pieces, %d ahead", scenes, cut, warmed)
+	if refused == 0 || served < 10*refused || cut < int(scenes)/20 || warmed < int(scenes)/20 {
+		t.Errorf("%d requests were served and %d refused, and %d engines computed pieces, %d ahead", served, refused, cut, warmed)
 	}
 }
 
@@ -318,8 +348,8 @@ func TestServeOneReplica(t *testing.T) {
 func TestServeAsInSmallSteps(t *testing.T) {
 	for seed := range uint64(12) {
 		s := newScene(t, 100+seed)
-		// What is held or computed in pieces comes to engines at times that no record has.
-		s.fleet.Throttles, s.workload.Throttles, s.fleet.Admission, s.fleet.Hold, s.fleet.Pieces = nil, nil, Admission{}, 0, 0
+		// What is held, or computed in pieces or ahead, comes to engines at times that no record has.
+		s.fleet.Throttles, s.workload.Throttles, s.fleet.Admission, s.fleet.Hold, s.fleet.Pieces, s.fleet.Prewarm = nil, nil, Admission{}, 0, 0, 0
 		o := s.serve(t)
 		for i, c := range s.fleet.Engines {
 			e, err := c.NewEngine()

@@ -54,6 +54,11 @@ func WriteTable(w io.Writer, c *workload.Comparison) error {
 		fmt.Fprintf(&b, "\nmost hits: %.1f %% with all that was ever computed, %.1f %% with caches of this size\n", 100*c.Infinite, 100*c.Runs[0].Ceiling)
 	}
 	for i := range c.Runs {
+		if s := &c.Runs[i]; s.Ahead > 0 {
+			fmt.Fprintf(&b, "%s: %.1f %% of all prompts' tokens were computed ahead, which are no hits\n", s.Policy, 100*s.Ahead)
+		}
+	}
+	for i := range c.Runs {
 		s := &c.Runs[i]
 		if s.Failed+s.Refused > 0 {
 			fmt.Fprintf(&b, "%s: %d failed, %d refused", s.Policy, s.Failed, s.Refused)

@@ -43,16 +43,18 @@ type Summary struct {
 	ITL  Quantiles `json:"itl,omitzero"`
 	E2E  Quantiles `json:"e2e"`
 	Lag  Quantiles `json:"lag,omitzero"`
-	// HitRate is what part of all prompts' tokens was cached. Ceiling is the most
-	// that any choice could have had with caches of this size, by the oracle of
-	// package virtual, 0 where it was not asked.
+	// HitRate is what part of all prompts' tokens nobody had to compute: what was
+	// cached without Ahead, the part that engines have computed while nobody waited for
+	// it. Ceiling is the most that any choice could have had with caches of this size, by
+	// the oracle of package virtual, 0 where it was not asked.
 	HitRate float64 `json:"hit_rate"`
+	Ahead   float64 `json:"ahead,omitzero"`
 	Ceiling float64 `json:"ceiling,omitzero"`
-	// EngineHitRate is the hit rate by the engines' own counters, which know of warm-up
-	// and of failed requests too; 0 where they were not asked.
+	// EngineHitRate is the hit rate by the engines' own counters, which know of warm-up,
+	// of failed requests and of what was computed ahead too; 0 where they were not asked.
 	EngineHitRate float64 `json:"engine_hit_rate,omitzero"`
 	// Hotspot is the work of the busiest replica over the mean of all: tokens that
-	// were not cached.
+	// were not cached, and those that were computed ahead.
 	Hotspot float64 `json:"hotspot"`
 	// Goodput is how many requests a second met the limits, and Good their part of
 	// all, those that failed included.
@@ -142,6 +144,8 @@ type SummaryOptions struct {
 	// Replicas is how many there are. With 0 they are those that the records name.
 	Replicas int
 	Limits   Limits
+	// Ahead is how many tokens each replica has computed ahead from Warm on; nil is none.
+	Ahead []int
 	// Warm leaves out the requests that were scheduled before.
 	Warm time.Duration
 }
@@ -235,8 +239,18 @@ func Summarize(records []Record, w *Workload, o SummaryOptions) Summary {
 	s.Good = float64(good) / float64(s.Requests)
 	s.TTFT, s.TPOT, s.ITL = QuantilesOf(ttft), QuantilesOf(tpot), QuantilesOf(itl)
 	s.E2E, s.Lag = QuantilesOf(e2e), QuantilesOf(lag)
+	for len(s.Replicas) < len(o.Ahead) {
+		s.Replicas = append(s.Replicas, 0)
+	}
+	for len(work) < len(o.Ahead) {
+		work = append(work, 0)
+	}
+	ahead := 0
+	for i, n := range o.Ahead {
+		ahead, work[i] = ahead+n, work[i]+float64(n)
+	}
 	if input > 0 {
-		s.HitRate = float64(cached) / float64(input)
+		s.HitRate, s.Ahead = float64(cached-ahead)/float64(input), float64(ahead)/float64(input)
 	}
 	s.Hotspot = hotspot(work, len(s.Replicas))
 	s.Prediction, s.PredictionError = median(ratio), median(off)
@@ -351,7 +365,7 @@ func Medians(runs []Summary) Summary {
 
 // measures are all that are numbers.
 func (s *Summary) measures() []*float64 {
-	list := []*float64{&s.Seconds, &s.Rate, &s.HitRate, &s.EngineHitRate, &s.Ceiling, &s.Hotspot, &s.Goodput, &s.Good, &s.Prediction, &s.PredictionError}
+	list := []*float64{&s.Seconds, &s.Rate, &s.HitRate, &s.Ahead, &s.EngineHitRate, &s.Ceiling, &s.Hotspot, &s.Goodput, &s.Good, &s.Prediction, &s.PredictionError}
 	for _, q := range []*Quantiles{&s.TTFT, &s.TPOT, &s.ITL, &s.E2E, &s.Lag} {
 		list = append(list, &q.Mean, &q.P50, &q.P90, &q.P99, &q.Max)
 	}

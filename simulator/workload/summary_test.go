@@ -5,6 +5,7 @@ import (
 	"math"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 )
@@ -97,6 +98,35 @@ func TestSummarize(t *testing.T) {
 	if none.Requests != 7 || none.Failed != 7 || none.Good != 0 {
 		t.Errorf("%+v", none)
 	}
+}
+
+// What was computed ahead is work of its replica, and what is found of it is not saved: of two
+// requests behind one beginning the second finds 60 tokens, of which 50 were computed for it.
+func TestSummarizeAhead(t *testing.T) {
+	w := &Workload{Requests: []Request{{At: 1000 * ms}, {At: 2000 * ms}}}
+	records := []Record{
+		{Index: 0, Scheduled: 1000 * ms, Sent: 1000 * ms, First: 1100 * ms, End: 1100 * ms, Input: 100, Output: 1, Replica: 0},
+		{Index: 1, Scheduled: 2000 * ms, Sent: 2000 * ms, First: 2100 * ms, End: 2100 * ms, Input: 100, Cached: 60, Output: 1, Replica: 1},
+	}
+	f := func(replicas int, ahead []int, hits, part, hotspot float64) {
+		t.Helper()
+		s := Summarize(records, w, SummaryOptions{Replicas: replicas, Ahead: ahead})
+		near(t, "hit rate", s.HitRate, hits)
+		near(t, "ahead", s.Ahead, part)
+		near(t, "hotspot", s.Hotspot, hotspot)
+		if text, err := json.Marshal(s); err != nil || strings.Contains(string(text), `"ahead"`) != (part > 0) {
+			t.Errorf("%v: as JSON %s, error %v", ahead, text, err)
+		}
+	}
+	f(2, nil, 0.3, 0, 100/70.0)
+	f(2, []int{0, 0}, 0.3, 0, 100/70.0)
+	f(2, []int{0, 50}, 0.05, 0.25, 100/95.0)
+	f(2, []int{50, 0}, 0.05, 0.25, 150/95.0)
+	// What nobody has asked for after all is lost.
+	f(2, []int{0, 90}, -0.15, 0.45, 130/115.0)
+	// One that has served nobody is one of the replicas.
+	f(0, []int{0, 0, 50}, 0.05, 0.25, 3*100/190.0)
+	f(3, []int{0, 50}, 0.05, 0.25, 3*100/190.0)
 }
 
 func TestMedians(t *testing.T) {
