@@ -40,10 +40,12 @@ type piecesEngine struct {
 	holds map[uint64]bool // blocks, by their names
 }
 
-// askedOf is one request as an engine has it. ids are those of a piece.
+// askedOf is one request as an engine has it. ids are those of a piece, or of what is to be
+// computed ahead.
 type askedOf struct {
 	path, id, body string
 	piece          int // its number, 0 for a whole request
+	ahead          bool
 	ids            []uint32
 	header         http.Header
 }
@@ -93,8 +95,9 @@ func (e *piecesEngine) serve(c *engineSide) {
 		}
 		body, _ := io.ReadAll(req.Body)
 		a := askedOf{path: req.URL.Path, id: req.Header.Get("X-Request-Id"), body: string(body), header: req.Header}
-		if _, number, ok := strings.Cut(a.id, "-piece"); ok {
-			a.piece, _ = strconv.Atoi(number)
+		_, number, ok := strings.Cut(a.id, "-piece")
+		a.piece, _ = strconv.Atoi(number)
+		if a.ahead = strings.HasPrefix(a.id, "prewarm-"); ok || a.ahead {
 			var said struct{ Prompt []uint32 }
 			if err := json.Unmarshal(body, &said); err != nil {
 				panic(err)
@@ -119,7 +122,7 @@ func (e *piecesEngine) does(f func(c *engineSide, a *askedOf) bool) { e.do.Store
 // answer is a whole answer. What a piece has computed is in the engine's cache, and told,
 // before it.
 func (e *piecesEngine) answer(a *askedOf) string {
-	if a.piece == 0 {
+	if a.ids == nil {
 		if strings.Contains(a.body, `"stream":true`) {
 			return chunkedHead + chunk("data: {\"choices\":[{\"text\":\"x\"}]}\n\n") + chunk("data: [DONE]\n\n") + "0\r\n\r\n"
 		}
