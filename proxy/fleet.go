@@ -237,6 +237,10 @@ func (r *Replica) Failures() int { return int(r.failures.Load()) }
 // Forgive forgets the failures: the replica is tried afresh.
 func (r *Replica) Forgive() { r.failures.Store(0) }
 
+// AskAhead lets the replica be asked to compute prompts ahead although it has refused that:
+// it joins anew.
+func (r *Replica) AskAhead() { r.ahead.refuses.Store(false) }
+
 func (r *Replica) failed(cause error) {
 	n := r.failures.Add(1)
 	if r.OnFailure != nil {
