@@ -166,7 +166,7 @@ func (r *Replica) SetKey(key string) {
 	if key != "" {
 		key = "Bearer " + key
 	}
-	if was := r.auth.Swap(&key); was == nil || *was != key {
+	if was := r.auth.Swap(&key); was == nil && key != "" || was != nil && *was != key {
 		r.ahead.refuses.Store(false) // it was the key, perhaps
 	}
 }

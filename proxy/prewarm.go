@@ -28,10 +28,13 @@ import (
 // there is no client behind it, and so it blames nobody, and is tried nowhere else.
 type prewarmer struct {
 	s *Server
-	// news: some prompt has lost by what a replica lacks. ended: a request is over.
+	// news: some prompt has lost by what a replica lacks, or the fleet is another one.
+	// ended: a request is over.
 	news, ended chan struct{}
-	// within bounds how long a request takes, longest that is not foretold to take longer.
+	// within is how long a request takes at most, or longer times as long as was foretold if
+	// that is more.
 	within time.Duration
+	longer float64
 
 	// The rest is run's. under are the replicas that compute something ahead, and what
 	// ends that; sending are the goroutines.
@@ -46,8 +49,7 @@ const (
 	prewarmEvery = 50 * time.Millisecond
 	// prewarmAgain is after how long a replica is asked again that has failed.
 	prewarmAgain = 30 * time.Second
-	// prewarmWithin is how long a request takes at most, or prewarmLonger times as long as
-	// was foretold.
+	// prewarmWithin and prewarmLonger are those of prewarmer.
 	prewarmWithin = 10 * time.Second
 	prewarmLonger = 10
 )
@@ -67,7 +69,7 @@ type ahead struct {
 }
 
 func newPrewarmer(s *Server) prewarmer {
-	return prewarmer{s: s, news: make(chan struct{}, 1), ended: make(chan struct{}, 1), within: prewarmWithin, under: map[*Replica]*aheadPiece{}}
+	return prewarmer{s: s, news: make(chan struct{}, 1), ended: make(chan struct{}, 1), within: prewarmWithin, longer: prewarmLonger, under: map[*Replica]*aheadPiece{}}
 }
 
 // wake tells that there may be something to do.
@@ -203,7 +205,7 @@ func (p *prewarmer) askFor(x policy.Prefix, m *Model, r *Replica, c *policy.Cand
 	piece.sending.Promise(&r.standing, n, 1, held)
 	piece.expected = policy.TTFT(&asked, c)
 	p.s.buffered.Add(size)
-	limit := max(p.within, durationOf(prewarmLonger*piece.expected))
+	limit := max(p.within, durationOf(p.longer*piece.expected))
 	ctx, cancel := context.WithTimeout(context.Background(), min(limit, p.s.limits.Load().RequestTimeout))
 	piece.cancel = cancel
 	a.busy.Store(true)
@@ -383,7 +385,7 @@ func (a *aheadPiece) compute(ctx context.Context) (status int, err error) {
 	}
 	text, err := io.ReadAll(resp.Body)
 	if err != nil {
-		return 0, err
+		return 0, withoutAnswer(err)
 	}
 	if resp.StatusCode != http.StatusOK {
 		return resp.StatusCode, nil
@@ -405,11 +407,20 @@ func readShortAnswer(conn net.Conn) (*http.Response, error) {
 	for range 16 {
 		resp, err := http.ReadResponse(br, &http.Request{Method: http.MethodPost})
 		if err != nil {
-			return nil, fmt.Errorf("read the answer: %w", err)
+			return nil, withoutAnswer(err)
 		}
 		if resp.StatusCode >= 200 || resp.StatusCode == http.StatusSwitchingProtocols {
 			return resp, nil
 		}
 	}
 	return nil, errors.New("more than 16 interim answers")
+}
+
+// withoutAnswer is an error of reading an answer without what the engine has sent, which is
+// nothing for the log.
+func withoutAnswer(err error) error {
+	if _, ok := errors.AsType[net.Error](err); ok || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return fmt.Errorf("read the answer: %w", err)
+	}
+	return errors.New("the answer is not valid HTTP/1.1")
 }

@@ -204,6 +204,7 @@ func (s *Server) SetFleet(f *Fleet) {
 	old := s.fleet.Swap(f)
 	s.lines.callAll()
 	s.rooms.call()
+	s.prewarmer.wake()
 	for _, m := range old.Listed {
 		// Adapters come and go; what was counted of those that went goes too.
 		if f.Models[m.Name] == nil {
