@@ -591,7 +591,7 @@ func TestPrewarmAdapter(t *testing.T) {
 func TestPrewarmUnderRaces(t *testing.T) {
 	r := newPrewarmRig(t, 3)
 	r.unblock()
-	r.s.prewarmer.within, r.s.prewarmer.longer = 20*time.Millisecond, 0
+	r.s.prewarmer.within, r.s.prewarmer.longer = 60*time.Millisecond, 0
 	for i, replica := range r.replicas {
 		r.engines[i].each.Store(0)
 		replica.standing.Calibration.SetPrior(policy.Speed{A: 1e-5, D: 1e-7})
@@ -610,12 +610,9 @@ func TestPrewarmUnderRaces(t *testing.T) {
 			case 2:
 				io.WriteString(c, status(400+rand.IntN(30), "no"))
 			case 3:
-				time.Sleep(50 * time.Millisecond)
-				io.WriteString(c, fixed("{}"))
-			case 4:
-				c.waitClosedWithin(50 * time.Millisecond)
+				c.waitClosedWithin(200 * time.Millisecond)
 				c.Close()
-			case 5:
+			case 4:
 				io.WriteString(c, "HTTP/1.1 100 Continue\r\n\r\n"+fixed(e.usage(a)))
 			default:
 				return false
