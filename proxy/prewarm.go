@@ -47,6 +47,8 @@ const (
 	// prewarmEvery is how often it is looked for replicas that idle, while there is
 	// something for them.
 	prewarmEvery = 50 * time.Millisecond
+	// prewarmSoon is how soon after one is done, which may not be the only one.
+	prewarmSoon = 2 * time.Millisecond
 	// prewarmAgain is after how long a replica is asked again that has failed.
 	prewarmAgain = 30 * time.Second
 	// prewarmWithin and prewarmLonger are those of prewarmer.
@@ -101,11 +103,17 @@ func (p *prewarmer) run() {
 			}
 		}
 		tick.Reset(prewarmEvery) // after news, too: there may be many
-		select {
-		case <-p.s.drains:
-			return
-		case <-p.ended:
-		case <-tick.C:
+		ended := p.ended
+		for waiting := true; waiting; {
+			select {
+			case <-p.s.drains:
+				return
+			case <-ended:
+				ended = nil
+				tick.Reset(prewarmSoon)
+			case <-tick.C:
+				waiting = false
+			}
 		}
 	}
 }
