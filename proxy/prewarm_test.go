@@ -165,6 +165,9 @@ func TestPrewarm(t *testing.T) {
 		t.Errorf("then by %s", a)
 	}
 	time.Sleep(aWhile)
+	if r.s.fleet.Load().Models["m"].State.prefixes.Pending(time.Now()) {
+		t.Error("the prewarmer goes on to look for something to do")
+	}
 	after := r.s.Prewarm(r.s.fleet.Load().Models["m"], time.Now())
 	r.unblock()
 	hangs.answer()
