@@ -96,6 +96,15 @@ func (e *piecesEngine) ahead() (tokens []int) {
 	return tokens
 }
 
+// firstAhead is the first of these requests.
+func (e *piecesEngine) firstAhead() (first askedOf) {
+	all := e.all()
+	if i := slices.IndexFunc(all, func(a askedOf) bool { return a.ahead }); i >= 0 {
+		first = all[i]
+	}
+	return first
+}
+
 // loses lets requests lose by what engine 1 lacks as much as it takes to compute it there. The
 // client is one whose request keeps engine 0 busy.
 func (r *prewarmRig) loses() *client {
@@ -179,7 +188,7 @@ func TestPrewarm(t *testing.T) {
 	if inFlight != 1 {
 		t.Errorf("meanwhile %d were in flight", inFlight)
 	}
-	a := r.engines[1].all()[0]
+	a := r.engines[1].firstAhead()
 	ids := r.ids(system)
 	want := `{"model":"m","max_tokens":1,"temperature":0,"stream":false,"prompt":[` + strings.Trim(strings.ReplaceAll(fmt.Sprint(ids[:512]), " ", ","), "[]") + "]}"
 	h := a.header
@@ -577,7 +586,7 @@ func TestPrewarmAdapter(t *testing.T) {
 		r.begins("q", completion(system+fmt.Sprint(i, " is the question"), `"model":"lora"`)).answer()
 	}
 	r.computes(512, 1024)
-	if body := r.engines[1].all()[0].body; !strings.HasPrefix(body, `{"model":"lora",`) {
+	if body := r.engines[1].firstAhead().body; !strings.HasPrefix(body, `{"model":"lora",`) {
 		t.Errorf("it was asked %.100s", body)
 	}
 	if n := len(m.State.prefixes.All(time.Now())); n != 0 {
