@@ -70,6 +70,7 @@ func newAdmin(a *Agent) *http.Server {
 	mux.HandleFunc("GET /debug/predictions", ad.predictions)
 	mux.HandleFunc("GET /debug/decisions", ad.decisions)
 	mux.HandleFunc("GET /debug/policy", ad.policies)
+	mux.HandleFunc("GET /debug/prewarm", ad.prewarm)
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/profile", bounded(pprof.Profile))
 	mux.HandleFunc("GET /debug/pprof/trace", bounded(pprof.Trace))

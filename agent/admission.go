@@ -46,8 +46,8 @@ func (c *ClassConfig) setDefaults() { c.Rank = proxy.DefaultRank }
 const mostClasses = 16
 
 // grantOf is what the requests of a model are granted, when they are held back, and in
-// which pieces long prompts are computed.
-func (c *Config) grantOf(model string) (a AdmissionConfig, q QueueConfig, hold, pieces DurationOrOff) {
+// which pieces long prompts are computed, and what many begin with ahead.
+func (c *Config) grantOf(model string) (a AdmissionConfig, q QueueConfig, hold, pieces, prewarm DurationOrOff) {
 	mc := &ModelConfig{}
 	if i := slices.IndexFunc(c.Models, func(m ModelConfig) bool { return m.Name == model }); i >= 0 {
 		mc = &c.Models[i]
@@ -60,13 +60,13 @@ func (c *Config) grantOf(model string) (a AdmissionConfig, q QueueConfig, hold, 
 		Window:     cmp.Or(mc.Admission.Window, r.Admission.Window),
 	}
 	q = QueueConfig{cmp.Or(mc.Queue.Max, r.Queue.Max), cmp.Or(mc.Queue.Timeout, r.Queue.Timeout)}
-	return a, q, cmp.Or(mc.Hold, r.Hold), cmp.Or(mc.Pieces, r.Pieces)
+	return a, q, cmp.Or(mc.Hold, r.Hold), cmp.Or(mc.Pieces, r.Pieces), cmp.Or(mc.Prewarm, r.Prewarm)
 }
 
 // grant sets what the requests of m are granted, which has its policy. was is the model in the snapshot
 // before, nil for none: what was observed of it is kept.
 func (c *Config) grant(m, was *proxy.Model) {
-	a, q, hold, pieces := c.grantOf(m.Name)
+	a, q, hold, pieces, prewarm := c.grantOf(m.Name)
 	mode, _ := policy.ParseAdmissionMode(a.Mode)
 	rules := policy.AdmissionRules{Mode: mode, Percentile: float64(a.Percentile) / 100, Window: a.Window}
 	if was != nil && was.Admission != nil {
@@ -79,6 +79,7 @@ func (c *Config) grant(m, was *proxy.Model) {
 	m.Waiting = proxy.Waiting{Max: q.Max, Timeout: q.Timeout}
 	m.Holding = holdingOf(hold, m.Policy)
 	m.Pieces = piecesOf(pieces, m.Policy)
+	m.Prewarming = prewarmingOf(prewarm, m.Policy)
 }
 
 // classesOf are the classes of requests.

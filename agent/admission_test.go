@@ -24,7 +24,7 @@ func TestGrants(t *testing.T) {
 	}
 	old := config(`
 routing: {admission: {budget: 5s}, queue: {max: 9}}
-models: [{name: m, admission: {percentile: 50}, queue: {timeout: 1s}, hold: 20ms, pieces: 200ms}]`)
+models: [{name: m, admission: {percentile: 50}, queue: {timeout: 1s}, hold: 20ms, pieces: 200ms, prewarm: 50ms}]`)
 	p := policy.NewCostModel()
 	m, other := &proxy.Model{Name: "m", Policy: p}, &proxy.Model{Name: "other", Policy: p}
 	old.grant(m, nil)
@@ -46,13 +46,20 @@ models: [{name: m, admission: {percentile: 50}, queue: {timeout: 1s}, hold: 20ms
 	if m.Pieces.Length != 0.2 || other.Pieces.Length != 0.5 {
 		t.Errorf("in pieces: %+v, other %+v", m.Pieces, other.Pieces)
 	}
+	if m.Prewarming.Length != 0.05 || other.Prewarming.Length != 0.1 {
+		t.Errorf("ahead: %+v, other %+v", m.Prewarming, other.Prewarming)
+	}
 	blind := &proxy.Model{Name: "m", Policy: policy.LeastRequest{}}
 	if old.grant(blind, nil); blind.Pieces != (policy.Pieces{}) {
 		t.Errorf("least_request, which weighs nothing that has begun, has pieces: %+v", blind.Pieces)
 	}
 
+	if blind.Prewarming.On() {
+		t.Errorf("least_request, whose costs are no times, has something computed ahead: %+v", blind.Prewarming)
+	}
+
 	next := &proxy.Model{Name: "m", Policy: p}
-	config("routing: {admission: {mode: absolute, window: 10s}, hold: 1s, pieces: 2s}\nmodels: [{name: m, hold: off, pieces: off}]").grant(next, m)
+	config("routing: {admission: {mode: absolute, window: 10s}, hold: 1s, pieces: 2s}\nmodels: [{name: m, hold: off, pieces: off, prewarm: off}]").grant(next, m)
 	if s := next.Admission.State(now); s.Mode != "absolute" || s.Window != 10*time.Second || s.Samples != 1 {
 		t.Errorf("after the reload: %+v", s)
 	}
@@ -61,6 +68,9 @@ models: [{name: m, admission: {percentile: 50}, queue: {timeout: 1s}, hold: 20ms
 	}
 	if next.Pieces != (policy.Pieces{}) {
 		t.Errorf("after the reload: in pieces %+v", next.Pieces)
+	}
+	if next.Prewarming.On() {
+		t.Errorf("after the reload: ahead %+v", next.Prewarming)
 	}
 	if next.Budget != 0 || next.Waiting.Max != 0 {
 		t.Errorf("after the reload: budget %v, %+v", next.Budget, next.Waiting)

@@ -97,7 +97,7 @@ func TestReloadChaos(t *testing.T) {
 		}
 	})
 	about.Go(func() {
-		for _, path := range []string{"/metrics", "/debug/fleet", "/debug/predictions", "/debug/policy", "/readyz"} {
+		for _, path := range []string{"/metrics", "/debug/fleet", "/debug/predictions", "/debug/policy", "/debug/prewarm", "/readyz"} {
 			select {
 			case <-over:
 				return

@@ -73,12 +73,13 @@ type ModelConfig struct {
 	Weights Weights `yaml:"weights"`
 	// Shadows are beside those of RoutingConfig.
 	Shadows []ShadowConfig `yaml:"shadows"`
-	// Admission, Queue, Hold and Pieces are in place of those of RoutingConfig, as far as
-	// they say something.
+	// Admission, Queue, Hold, Pieces and Prewarm are in place of those of RoutingConfig, as
+	// far as they say something.
 	Admission AdmissionConfig `yaml:"admission"`
 	Queue     QueueConfig     `yaml:"queue"`
 	Hold      DurationOrOff   `yaml:"hold"`
 	Pieces    DurationOrOff   `yaml:"pieces"`
+	Prewarm   DurationOrOff   `yaml:"prewarm"`
 	// SessionHeader is as in RoutingConfig, in place of that; empty leaves it.
 	SessionHeader string `yaml:"session_header"`
 	// Tokenizer is a model's directory, a name org/name[@revision] in the
@@ -220,6 +221,9 @@ type RoutingConfig struct {
 	Hold DurationOrOff `yaml:"hold"`
 	// Pieces is how long a piece takes in which engines are let compute long prompts.
 	Pieces DurationOrOff `yaml:"pieces"`
+	// Prewarm is how long a piece takes in which idle engines are let compute ahead what
+	// many prompts begin with.
+	Prewarm DurationOrOff `yaml:"prewarm"`
 }
 
 // HealthConfig says when a replica takes requests.
@@ -325,6 +329,7 @@ func DefaultConfig() Config {
 			Queue:     QueueConfig{Timeout: 10 * time.Second},
 			Hold:      DurationOrOff(50 * time.Millisecond),
 			Pieces:    DurationOrOff(500 * time.Millisecond),
+			Prewarm:   DurationOrOff(100 * time.Millisecond),
 		},
 		Health: HealthConfig{
 			Interval:           time.Second,
@@ -418,6 +423,7 @@ func (c *Config) Validate() error {
 	c.validateRouting(&p)
 	c.validateHold(&p)
 	c.validatePieces(&p)
+	c.validatePrewarm(&p)
 	c.validateAdmission(&p)
 
 	p.oneOf("datapath.mode", c.Datapath.Mode, "auto", "packet", "copy")

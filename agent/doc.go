@@ -4,7 +4,8 @@
 //	agent.go          Agent: Start, Run, Stop, in this order and backwards
 //	config.go         Config: every key; problems.go tells all that is wrong with one
 //	policies.go       how replicas are chosen, admission.go which requests are taken, hold.go
-//	                  which are held back, and pieces.go which prompts are cut
+//	                  which are held back, pieces.go which prompts are cut, and prewarm.go
+//	                  what is computed ahead
 //	reload.go         another configuration while it runs: contents.go sees that a file is
 //	                  another one, difference.go what that changes
 //	listener.go       the sockets, which a successor takes over; certificate.go, access.go

@@ -332,6 +332,7 @@ func (f *fleet) joinLocked(m *member, w rankedFinding) {
 	m.gone, m.standsIn, m.shown = time.Time{}, false, joining
 	m.stay, m.leave = context.WithCancel(f.stopped)
 	f.health.joined(&m.vitals)
+	m.replica.AskAhead()
 	m.configureLocked(w.ReplicaConfig, w.source)
 	m.setRank(w.rank)
 	f.members = append(f.members, m)
@@ -517,6 +518,9 @@ func (f *fleet) publishLocked() {
 			model.State = &proxy.ModelState{}
 		}
 		cfg.grant(model, was)
+		if f.makeshiftLocked(model) {
+			model.Prewarming = policy.Prewarming{}
+		}
 	}
 	slices.SortFunc(s.Listed, func(a, b *proxy.Model) int { return strings.Compare(a.Name, b.Name) })
 	for _, mc := range cfg.Models {
@@ -614,6 +618,18 @@ func (f *fleet) addLastResortLocked(s *proxy.Fleet) {
 			}
 		}
 	}
+}
+
+// makeshiftLocked reports that a model has a replica that should take no request: a stand-in,
+// or one of last resort.
+func (f *fleet) makeshiftLocked(model *proxy.Model) bool {
+	if len(model.Replicas) == 0 {
+		return false
+	}
+	// All of a model's are, or none.
+	first := model.Replicas[0]
+	i := slices.IndexFunc(f.members, func(m *member) bool { return m.replica == first })
+	return i < 0 || !f.members[i].takesRequests()
 }
 
 // current returns the snapshot published last.

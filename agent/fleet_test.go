@@ -473,10 +473,16 @@ func TestEjectedReplicaIsTheLastResort(t *testing.T) {
 	s.expect("m=a,b")
 	fail(s.replica("m"))
 	s.expect("m=b")
+	if !s.fleet.current().Models["m"].Prewarming.On() {
+		t.Error("b is to compute nothing ahead")
+	}
 	b.Close()
 	s.expect("m=a")
 	if got := s.standing("a"); got != ejected {
 		t.Errorf("a is %v", got)
+	}
+	if s.fleet.current().Models["m"].Prewarming.On() {
+		t.Error("and is to compute something ahead")
 	}
 }
 

@@ -44,8 +44,8 @@ func (carriedSample) Collect(ch chan<- prometheus.Metric) {
 
 // everything is an agent with all that has metrics, after some traffic: keys and a
 // limit, TLS, discovery, KV events, exact prompts, admission, shadows, a decision log,
-// a replica that fails, and a slow one, for which requests are held back and where long
-// prompts are computed in pieces.
+// a replica that fails, and two slow ones, for which requests are held back and where long
+// prompts are computed in pieces, and what many begin with ahead.
 func everything(t *testing.T) *Agent {
 	t.Helper()
 	events := newGoPublisher(t, kvevent.VLLM)
@@ -66,17 +66,20 @@ func everything(t *testing.T) *Agent {
 	t.Cleanup(func() { e.Close() })
 
 	const free = "tcp://127.0.0.1:0"
-	slow, err := simulator.Start(simulator.Config{ServedModelName: []string{"slow"}, KVEvents: simulator.KVEvents{Endpoint: free, ReplayEndpoint: free}})
-	if err != nil {
-		t.Fatal(err)
+	var slow [2]*simulator.Server
+	for i := range slow {
+		if slow[i], err = simulator.Start(simulator.Config{ServedModelName: []string{"slow", "common"}, KVEvents: simulator.KVEvents{Endpoint: free, ReplayEndpoint: free}}); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { slow[i].Close() })
 	}
-	t.Cleanup(func() { slow.Close() })
 
-	c := testConfig(e, slow)
+	c := testConfig(e, slow[0], slow[1])
 	c.Replicas[0].KVEvents = KVEventsConfig{Endpoint: "tcp://" + events.events, ReplayEndpoint: "tcp://" + events.replay}
 	c.Replicas = append(c.Replicas, ReplicaConfig{ID: "broken", URL: broken.URL})
 	c.Models = []ModelConfig{{Name: "m", Tokenizer: "builtin:sim", Policy: "round_robin", Shadows: []ShadowConfig{{Policy: "lmetric"}}},
-		{Name: "slow", Tokenizer: "builtin:sim", Policy: "cost_model", Hold: leastHold, Pieces: leastPieces}}
+		{Name: "slow", Tokenizer: "builtin:sim", Policy: "cost_model", Hold: leastHold, Pieces: leastPieces},
+		{Name: "common", Tokenizer: "builtin:sim", Policy: "cost_model", Hold: durationOff, Pieces: durationOff, Prewarm: leastPrewarm}}
 	// What was observed is not forgotten while the rest is waited for.
 	c.Routing.Admission.Budget, c.Routing.Admission.Window = time.Minute, 10*time.Minute
 	c.Discovery.DNS = []DNSConfig{{Name: "localhost", Port: 1}}
@@ -119,9 +122,11 @@ func everything(t *testing.T) *Agent {
 		send("team-key", "/v1/chat/completions", chat(`"stream":true,"stream_options":{"include_usage":true},`))
 		send("team-key", "/v1/chat/completions", chat(""))
 	}
-	// Several long prompts at once: one keeps the engine busy, and others are held.
+	// Several long prompts at once: some keep the engines busy, and others are held. And
+	// many that begin as one before them, which one engine has cached.
 	lacks := func() string {
-		for _, name := range []string{"inferrail_held_seconds_count", `inferrail_pieces_total{model="slow",outcome="computed"}`} {
+		for _, name := range []string{"inferrail_held_seconds_count", `inferrail_pieces_total{model="slow",outcome="computed"}`,
+			`inferrail_prewarm_total{model="common",outcome="computed"}`} {
 			if len(series(t, a, name)) == 0 {
 				return name
 			}
@@ -140,6 +145,16 @@ func everything(t *testing.T) *Agent {
 			})
 		}
 		together.Wait()
+		begin := fmt.Sprint("all ", round, strings.Repeat(" begin with this", 1000))
+		ask := func(end string) {
+			send("team-key", "/v1/completions", fmt.Sprintf(`{"model":"common","stream":true,"max_tokens":2,"prompt":%q}`, begin+end))
+		}
+		ask("")
+		for i := range 4 { // a fifth would compute it at the other engine itself
+			together.Go(func() { ask(fmt.Sprint(" ", i, strings.Repeat(" and go on", 200))) })
+		}
+		together.Wait()
+		time.Sleep(200 * time.Millisecond)
 	}
 	for range 3 {
 		send("limited-key", "/v1/chat/completions", chat(""))

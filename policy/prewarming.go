@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"math"
 	"slices"
 	"sync"
@@ -115,11 +116,12 @@ type loss struct {
 //
 // What a replica would have cost with as much cached is its cost without what it takes to
 // compute that, once: the cost counts it more than once where others wait. All that was lost
-// is lost by who would have been the best: one more that holds it would be enough.
-func (p *Prefixes) Chosen(r *Request, candidates []Candidate, costs []float64, chosen int, key uint64, ids []uint32, tokens int, now time.Time) {
+// is lost by who would have been the best: one more that holds it would be enough. It
+// reports whether there was any.
+func (p *Prefixes) Chosen(r *Request, candidates []Candidate, costs []float64, chosen int, key uint64, ids []uint32, tokens int, now time.Time) bool {
 	tokens = min(tokens, len(ids))
 	if tokens < leastPrefix || chosen < 0 {
-		return
+		return false
 	}
 	least, at := leastLoss, -1
 	own, all, held := costs[chosen], float64(max(r.Tokens, 0)), float64(tokens)
@@ -135,7 +137,7 @@ func (p *Prefixes) Chosen(r *Request, candidates []Candidate, costs []float64, c
 		}
 	}
 	if at < 0 {
-		return
+		return false
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -150,6 +152,7 @@ func (p *Prefixes) Chosen(r *Request, candidates []Candidate, costs []float64, c
 		e.IDs = slices.Clone(ids[:tokens])
 		p.tokens += tokens
 	}
+	return true
 }
 
 // roomLocked makes room for so many tokens of e, in place of those of others by which less
@@ -262,6 +265,15 @@ func (p *Prefixes) Due(c *Candidate, now time.Time) (x Prefix, ok bool) {
 	return x, ok
 }
 
+// Pending reports that something may be due for a replica, now or when it is idle.
+func (p *Prefixes) Pending(now time.Time) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.ContainsFunc(p.list, func(e prefixed) bool {
+		return e.IDs != nil && len(e.losses) > 0 && e.asked*fading(now.Sub(e.at)) >= leastAsked
+	})
+}
+
 // priceEach is how much more it costs to compute a prefix for each sequence that is
 // generated meanwhile: CostModel.Interference of the default.
 const priceEach = 0.01
@@ -290,4 +302,42 @@ func (p *Prefixes) Holds(key, replica uint64, tokens int) (lacks bool) {
 		}
 	}
 	return false
+}
+
+// Lost is what requests have lost by one prefix, as people are told it. It is a value.
+// IDs, which nobody changes, are nil as long as one request alone has lost by it.
+type Lost struct {
+	Prefix
+	// Asked is how many requests have, of which old ones count less.
+	Asked float64
+	At    []LostAt
+}
+
+// LostAt is how many seconds were lost because a replica, of that Candidate.Key, did not
+// hold the prefix, but only the first tokens of it when the last of them was sent.
+type LostAt struct {
+	Replica uint64
+	Held    int
+	Seconds float64
+}
+
+// All is a copy of what is remembered, of which most was lost first.
+func (p *Prefixes) All(now time.Time) []Lost {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	list := make([]Lost, 0, len(p.list))
+	lost := make(map[uint64]float64, len(p.list))
+	for i := range p.list {
+		e := &p.list[i]
+		left := fading(now.Sub(e.at))
+		l := Lost{Prefix: e.Prefix, Asked: e.asked * left}
+		for _, at := range e.losses {
+			l.At = append(l.At, LostAt{at.replica, at.held, at.seconds * left})
+		}
+		list, lost[e.Key] = append(list, l), e.lost()*left
+	}
+	slices.SortFunc(list, func(a, b Lost) int {
+		return cmp.Or(cmp.Compare(lost[b.Key], lost[a.Key]), cmp.Compare(a.Key, b.Key))
+	})
+	return list
 }

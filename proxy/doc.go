@@ -29,6 +29,9 @@
 // ones, recent.go what they were chosen from, and trace.go what spans are made of.
 // metrics.go counts; totals.go, lately.go and gaps.go what a screen of the fleet shows.
 //
+// prewarm.go asks idle replicas to compute ahead what requests have lost by, on a goroutine of
+// the server's own; prewarm_report.go tells of it.
+//
 // prompt_hashes.go says what a prompt shares with others and nothing of what it says.
 // explain.go goes the same way up to choose, for a request that is only asked about.
 //

@@ -75,6 +75,9 @@ type Model struct {
 	// Pieces is the rule by which its long prompts are computed in pieces, at replicas of
 	// which it is known what they have cached; the zero value sends all whole.
 	Pieces policy.Pieces
+	// Prewarming is the rule by which its replicas compute what many of its prompts begin
+	// with ahead, where it is known what they have cached; with the zero value they do not.
+	Prewarming policy.Prewarming
 	// Prompts follows its prompts; nil when there is no tokenizer. An adapter
 	// has its parent's.
 	Prompts *prompt.Model
@@ -100,6 +103,8 @@ type ModelState struct {
 	turns atomic.Uint64 // decisions
 	room  room          // of those that cannot be taken
 	held  room          // of those that are held back
+	// prefixes are what its prompts begin with, which Model.Prewarming goes by.
+	prefixes policy.Prefixes
 }
 
 // Waiting is how many of the model's requests wait instead of being refused.
@@ -136,6 +141,7 @@ type Replica struct {
 	parked parking
 	// takesWhole: it has refused a piece of a prompt.
 	takesWhole atomic.Bool
+	ahead      ahead
 	gate       gate
 	warmth     warmth
 	failures   atomic.Int64 // in a row
@@ -160,7 +166,9 @@ func (r *Replica) SetKey(key string) {
 	if key != "" {
 		key = "Bearer " + key
 	}
-	r.auth.Store(&key)
+	if was := r.auth.Swap(&key); was == nil && key != "" || was != nil && *was != key {
+		r.ahead.refuses.Store(false) // it was the key, perhaps
+	}
 }
 
 // SetBlock says how many tokens a block of the engine's KV cache has. 0, which
@@ -228,6 +236,10 @@ func (r *Replica) Failures() int { return int(r.failures.Load()) }
 
 // Forgive forgets the failures: the replica is tried afresh.
 func (r *Replica) Forgive() { r.failures.Store(0) }
+
+// AskAhead lets the replica be asked to compute prompts ahead although it has refused that:
+// it joins anew.
+func (r *Replica) AskAhead() { r.ahead.refuses.Store(false) }
 
 func (r *Replica) failed(cause error) {
 	n := r.failures.Add(1)

@@ -82,6 +82,24 @@ func (g *gate) enter(c *conn) bool {
 	return true
 }
 
+// enterAlone lets in what is no client's request, unless the replica is full or others are
+// in line. leaveAlone ends its stay.
+func (g *gate) enterAlone() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.free() {
+		return false
+	}
+	g.inside.Add(1)
+	return true
+}
+
+func (g *gate) leaveAlone() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.leaveLocked()
+}
+
 // queue lines the request of c up, unless the line is full and nobody in it has to
 // make room. A wake-up tells when place.admitted is set, which may be at once, or
 // place.displaced.
@@ -192,6 +210,10 @@ func (g *gate) leave(c *conn) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.answeredLocked(c)
+	g.leaveLocked()
+}
+
+func (g *gate) leaveLocked() {
 	if g.inside.Add(-1) < 0 {
 		panic("BUG: a request left a replica twice")
 	}

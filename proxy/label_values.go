@@ -48,6 +48,7 @@ func LabelValues() map[string]map[string][]string {
 		"inferrail_prompt_cached_tokens_total": {"kind": {"predicted", "actual", "unverified"}},
 		"inferrail_admissions_total":           {"verdict": policy.AdmissionReasons()},
 		"inferrail_pieces_total":               {"outcome": pieces},
+		"inferrail_prewarm_total":              {"outcome": prewarmOutcomes[:]},
 		"inferrail_decisions_total":            {"policy": policy.Names(), "reason": policy.Reasons()},
 		"inferrail_responses_total":            {"tier": tiers, "reason": slices.Concat([]string{""}, joinReasons[:])},
 		"inferrail_relay_chunks_total":         {"tier": tiers},

@@ -39,6 +39,8 @@ type stats struct {
 	admissions  *prometheus.CounterVec // model, verdict
 	heldTime    *prometheus.HistogramVec
 	pieces      *prometheus.CounterVec
+	prewarms    *prometheus.CounterVec // model, outcome
+	prewarmed   *prometheus.CounterVec // model
 
 	decisions        *prometheus.CounterVec   // model, policy, reason
 	decisionTime     *prometheus.HistogramVec // model
@@ -116,6 +118,10 @@ func newStats() *stats {
 			Help: "Time that requests were held back in the agent until a replica was nearly free, of those that were.", Buckets: seconds}, []string{"model"}),
 		pieces: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "inferrail_pieces_total",
 			Help: "Pieces of long prompts that engines were asked to compute before the request itself, by model and what came of it: computed, or why not."}, []string{"model", "outcome"}),
+		prewarms: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "inferrail_prewarm_total",
+			Help: "Requests that asked idle engines to compute what prompts begin with ahead, by model and what came of it: computed, or why not."}, []string{"model", "outcome"}),
+		prewarmed: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "inferrail_prewarmed_tokens_total",
+			Help: "Tokens that idle engines have computed ahead, because many prompts begin with them."}, []string{"model"}),
 		decisions: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "inferrail_decisions_total",
 			Help: "Replicas chosen, by model, by the policy that has chosen and why. A request that is tried again is chosen for again."}, []string{"model", "policy", "reason"}),
 		decisionTime: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "inferrail_decision_seconds",
@@ -140,7 +146,8 @@ func newStats() *stats {
 // forget drops the series of a model that is not served any more.
 func (s *stats) forget(model string) {
 	labels := prometheus.Labels{"model": model}
-	for _, v := range []*prometheus.CounterVec{s.requests, s.retries, s.tokens, s.unknown, s.prompts, s.cached, s.decisions, s.admissions, s.pieces} {
+	for _, v := range []*prometheus.CounterVec{s.requests, s.retries, s.tokens, s.unknown, s.prompts, s.cached, s.decisions, s.admissions, s.pieces,
+		s.prewarms, s.prewarmed} {
 		v.DeletePartialMatch(labels)
 	}
 	for _, v := range []*prometheus.HistogramVec{s.promptTime, s.lookupTime, s.firstByte, s.duration, s.heldTime,
@@ -158,11 +165,14 @@ func (x *exchange) modelLabel() string {
 	if x.model == nil {
 		return noModelLabel
 	}
-	name := x.model.Name
-	if is := x.c.s.fleet.Load().Models[name]; is == nil || is.Name != name {
+	return x.c.s.modelLabel(x.model)
+}
+
+func (s *Server) modelLabel(m *Model) string {
+	if is := s.fleet.Load().Models[m.Name]; is == nil || is.Name != m.Name {
 		return noModelLabel
 	}
-	return name
+	return m.Name
 }
 
 // keyLabel is the name of the key that the request came with, "" for none and for one
@@ -399,7 +409,7 @@ func (s *Server) Describe(ch chan<- *prometheus.Desc) {
 
 func (s *stats) vectors() []prometheus.Collector {
 	return []prometheus.Collector{s.requests, s.retries, s.tokens, s.keyRequests, s.keyTokens, s.limited, s.unknown, s.prompts, s.promptTime, s.cached, s.lookupTime, s.firstByte, s.duration,
-		s.heldTime, s.pieces, s.decisions, s.decisionTime, s.firstToken, s.observedTime, s.predictedTime, s.predictionRatio, s.decisionsDropped, s.tracesDropped, s.admissions}
+		s.heldTime, s.pieces, s.prewarms, s.prewarmed, s.decisions, s.decisionTime, s.firstToken, s.observedTime, s.predictedTime, s.predictionRatio, s.decisionsDropped, s.tracesDropped, s.admissions}
 }
 
 // Collect implements prometheus.Collector.

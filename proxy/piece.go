@@ -98,20 +98,18 @@ func (x *exchange) place() failure {
 
 // nextPiece is how many of the prompt's tokens the replica where the request has its place
 // is asked for next, 0 for the request itself. It must be known what the replica has
-// cached, and a piece must be found there by the next one: one with a salt would be by
-// none that has no salt.
+// cached, and a piece must be found there by the next one.
 //
 // Where a replica takes a number of requests and has no line, whoever comes while a piece
 // is being left would have the place, and the request be refused with a part of it
 // computed. And where a piece has left nothing in the cache another one would not either.
 func (x *exchange) nextPiece() int {
-	v, b, i := x.piecing, x.blocks, x.choice.Index
-	if x.model.Pieces.Length <= 0 || v != nil && (v.off || v.count == policy.MostPieces) || x.attempts > 1 || b == nil ||
-		x.promptReason != prompt.Exact || b.sequences() != 1 || x.asked.Tokens != len(x.prompt.IDs) ||
-		len(x.prompt.Salt) > 0 || x.call.uncached(x.path) || i < 0 || x.places[i] != x.replica || x.replica.takesWhole.Load() {
+	v, i := x.piecing, x.choice.Index
+	if x.model.Pieces.Length <= 0 || v != nil && (v.off || v.count == policy.MostPieces) || x.attempts > 1 || !x.shared() ||
+		i < 0 || x.places[i] != x.replica || x.replica.takesWhole.Load() {
 		return 0
 	}
-	if _, exact := b.at(x.replica); !exact || x.replica.gate.lineless() {
+	if _, exact := x.blocks.at(x.replica); !exact || x.replica.gate.lineless() {
 		return 0
 	}
 	n := x.model.Pieces.Cut(&x.asked, &x.candidates[i], int(x.replica.block.Load()))
@@ -122,6 +120,14 @@ func (x *exchange) nextPiece() int {
 		return 0
 	}
 	return n
+}
+
+// shared reports that the prompt's tokens are all known, and that whoever else asks for the
+// first of them finds them cached: those of one with a salt are found by none without it.
+func (x *exchange) shared() bool {
+	b := x.blocks
+	return b != nil && x.promptReason == prompt.Exact && b.sequences() == 1 && x.asked.Tokens == len(x.prompt.IDs) &&
+		len(x.prompt.Salt) == 0 && !x.call.uncached(x.path)
 }
 
 // remain says that what is behind the first n tokens of the prompt is left to compute at the
@@ -211,6 +217,13 @@ func (p *parking) leave(c *conn) {
 	if i := slices.Index(p.conns, c); i >= 0 {
 		p.conns = slices.Delete(p.conns, i, i+1)
 	}
+}
+
+// some reports that one waits.
+func (p *parking) some() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.conns) > 0
 }
 
 // wake lets all look whether it is their turn.

@@ -38,12 +38,16 @@ type piecesEngine struct {
 	index *index.Index
 	asked []askedOf
 	holds map[uint64]bool // blocks, by their names
+	// adapter is what they are told to be of, "" for the base model.
+	adapter string
 }
 
-// askedOf is one request as an engine has it. ids are those of a piece.
+// askedOf is one request as an engine has it. ids are those of a piece, or of what is to be
+// computed ahead.
 type askedOf struct {
 	path, id, body string
 	piece          int // its number, 0 for a whole request
+	ahead          bool
 	ids            []uint32
 	header         http.Header
 }
@@ -93,8 +97,9 @@ func (e *piecesEngine) serve(c *engineSide) {
 		}
 		body, _ := io.ReadAll(req.Body)
 		a := askedOf{path: req.URL.Path, id: req.Header.Get("X-Request-Id"), body: string(body), header: req.Header}
-		if _, number, ok := strings.Cut(a.id, "-piece"); ok {
-			a.piece, _ = strconv.Atoi(number)
+		_, number, ok := strings.Cut(a.id, "-piece")
+		a.piece, _ = strconv.Atoi(number)
+		if a.ahead = strings.HasPrefix(a.id, "prewarm-"); ok || a.ahead {
 			var said struct{ Prompt []uint32 }
 			if err := json.Unmarshal(body, &said); err != nil {
 				panic(err)
@@ -119,7 +124,7 @@ func (e *piecesEngine) does(f func(c *engineSide, a *askedOf) bool) { e.do.Store
 // answer is a whole answer. What a piece has computed is in the engine's cache, and told,
 // before it.
 func (e *piecesEngine) answer(a *askedOf) string {
-	if a.piece == 0 {
+	if a.ids == nil {
 		if strings.Contains(a.body, `"stream":true`) {
 			return chunkedHead + chunk("data: {\"choices\":[{\"text\":\"x\"}]}\n\n") + chunk("data: [DONE]\n\n") + "0\r\n\r\n"
 		}
@@ -151,7 +156,7 @@ func (e *piecesEngine) store(ids []uint32) (cached int) {
 		if !e.holds[name] {
 			e.holds[name] = true
 			events = append(events, kvevent.Event{Kind: kvevent.Stored, Hashes: []uint64{name}, Parent: parent, HasParent: at > 0,
-				Tokens: ids[at : at+4], BlockSize: 4, AdapterID: -1, Group: -1})
+				Tokens: ids[at : at+4], BlockSize: 4, Adapter: e.adapter, AdapterID: -1, Group: -1})
 		}
 		parent = name
 	}
@@ -1288,10 +1293,10 @@ func (c *engineSide) waitClosedWithin(d time.Duration) {
 }
 
 // TestWholeExchangeDoesNotAllocate: a prompt that might be computed in pieces, and is not,
-// costs no allocation for that.
+// costs no allocation for that, nor one of which nobody has lost anything.
 func TestWholeExchangeDoesNotAllocate(t *testing.T) {
 	withoutRace(t)
-	measure := func(pieces bool) float64 {
+	measure := func(pieces, prewarming bool) float64 {
 		return testing.AllocsPerRun(200, steadyExchange(t, func(t testing.TB, url string) *rig {
 			c := newCacher(t, nil, url)
 			c.index.SetState(0, index.Exact, "")
@@ -1300,11 +1305,19 @@ func TestWholeExchangeDoesNotAllocate(t *testing.T) {
 				if pieces {
 					m.Pieces = policy.Pieces{Length: 1e-6}
 				}
+				m.State = &ModelState{}
+				if prewarming {
+					m.Prewarming = policy.Prewarming{Length: 1e-6}
+				}
 			})
 			return c.rig
 		}, to("/v1/completions", `{"stream":true,"prompt":"`+words(400)+`"}`)))
 	}
-	if without, with := measure(false), measure(true); with > without {
+	without := measure(false, false)
+	if with := measure(true, false); with > without {
 		t.Errorf("%v allocations, and %v without pieces", with, without)
+	}
+	if with := measure(false, true); with > without {
+		t.Errorf("%v allocations, and %v where nothing is computed ahead", with, without)
 	}
 }

@@ -11,6 +11,7 @@ import (
 func (x *exchange) promise() {
 	if i := x.choice.Index; x.piecing == nil && i >= 0 && i < len(x.candidates) {
 		x.replica.standing.Settled(&x.asked, x.candidates, i)
+		x.noteLost(i)
 	}
 	x.prefill.Promise(&x.replica.standing, x.asked.Tokens, x.sequences(), x.picked())
 }

@@ -126,11 +126,12 @@ type Server struct {
 	// decisionLog is nil as long as none is wanted.
 	decisionLog atomic.Pointer[decisionLog]
 	// traces is nil as long as none are wanted.
-	traces  atomic.Pointer[traces]
-	journal journal
-	recent  recent
-	shards  []*shard
-	stats   *stats
+	traces    atomic.Pointer[traces]
+	prewarmer prewarmer
+	journal   journal
+	recent    recent
+	shards    []*shard
+	stats     *stats
 	// inside brings the requests of HTTP/2 streams to the loop; streams uses it.
 	inside  *http.Transport
 	streams *http2Proxy
@@ -181,6 +182,7 @@ func New(limits Limits, joiner Joiner, log *slog.Logger) *Server {
 	s.SetClasses(nil)
 	s.fleet.Store(&Fleet{})
 	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.prewarmer = newPrewarmer(s)
 	// Half of the cores relay: fewer shards copy in larger batches. One for
 	// every core costs twice the CPU a chunk on a machine with two, though a
 	// chunk in the middle of a burst then waits half as long.
@@ -191,6 +193,7 @@ func New(limits Limits, joiner Joiner, log *slog.Logger) *Server {
 		}
 		s.shards = append(s.shards, sh)
 	}
+	s.running.Go(s.prewarmer.run)
 	return s
 }
 
@@ -201,6 +204,7 @@ func (s *Server) SetFleet(f *Fleet) {
 	old := s.fleet.Swap(f)
 	s.lines.callAll()
 	s.rooms.call()
+	s.prewarmer.wake()
 	for _, m := range old.Listed {
 		// Adapters come and go; what was counted of those that went goes too.
 		if f.Models[m.Name] == nil {

@@ -51,11 +51,13 @@ func runContest(t *testing.T, c *bench.Contest) (comparison workload.Comparison)
 }
 
 // A comparison gives each policy the same requests, and fresh engines: what requests
-// were told of the caches is what all engines have counted.
+// were told of the caches is what all engines have counted, who count what is computed ahead
+// too, if anything is.
 func TestContest(t *testing.T) {
 	t.Parallel()
 	c := contest(t, "w1", 40, 80, 2, "round_robin", "cost_model")
 	c.Seeds, c.Plot, c.Records = 2, filepath.Join(t.TempDir(), "charts"), filepath.Join(t.TempDir(), "records")
+	c.Routing = "prewarm: off"
 	c.Simulated = simulator.Config{PrefillA: 5, PrefillD: 500, TimePerOutputToken: 500 * time.Microsecond}
 	comparison := runContest(t, c)
 	if comparison.Face != "http" || comparison.Replicas != 2 || !slices.Equal(comparison.Seeds, []uint64{1, 2}) || len(comparison.Runs) != 2 || len(comparison.All) != 4 {
@@ -156,7 +158,8 @@ func TestVirtualTimeAndHTTPAgree(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"round_robin", "cost_model"} {
-		fleet := virtual.Fleet{Events: true, EventLag: time.Millisecond, Lag: 250 * time.Microsecond, Hold: 50 * time.Millisecond}
+		fleet := virtual.Fleet{Events: true, EventLag: time.Millisecond, Lag: 250 * time.Microsecond,
+			Hold: 50 * time.Millisecond, Prewarm: 100 * time.Millisecond}
 		for i := range replicas {
 			one := engine
 			one.Seed = uint64(i)
