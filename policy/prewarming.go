@@ -332,7 +332,7 @@ func (p *Prefixes) All(now time.Time) []Lost {
 		left := fading(now.Sub(e.at))
 		l := Lost{Prefix: e.Prefix, Asked: e.asked * left}
 		for _, at := range e.losses {
-			l.At = append(l.At, LostAt{at.replica, at.held, at.seconds * left})
+			l.At = append(l.At, LostAt{at.replica, int(at.held), at.seconds * left})
 		}
 		list, lost[e.Key] = append(list, l), e.lost()*left
 	}
