@@ -64,10 +64,6 @@ type ahead struct {
 	refuses atomic.Bool
 	// until is before when it is not asked, in Unix nanoseconds.
 	until atomic.Int64
-	// reached is of how many tokens it was asked last, of the prefix key, of which it then
-	// lacked more. It is the prewarmer's, and the request's while it is busy.
-	key     uint64
-	reached int
 }
 
 func newPrewarmer(s *Server) prewarmer {
@@ -194,13 +190,6 @@ func (p *prewarmer) askFor(x policy.Prefix, m *Model, r *Replica, c *policy.Cand
 		return false
 	}
 	n := m.Prewarming.Cut(len(x.IDs), held, c, block)
-	a := &r.ahead
-	if a.key == x.Key && n <= a.reached {
-		// What it has computed is gone already, and would be again.
-		a.key = 0
-		a.until.Store(now.Add(prewarmAgain).UnixNano())
-		return true
-	}
 	size := int64(mostDigits*n + smallPiece)
 	if p.s.buffered.Load()+size > p.s.limits.Load().MaxBuffered || !r.gate.enterAlone() {
 		return true
@@ -216,7 +205,7 @@ func (p *prewarmer) askFor(x policy.Prefix, m *Model, r *Replica, c *policy.Cand
 	limit := max(p.within, durationOf(p.longer*piece.expected))
 	ctx, cancel := context.WithTimeout(context.Background(), min(limit, p.s.limits.Load().RequestTimeout))
 	piece.cancel = cancel
-	a.busy.Store(true)
+	r.ahead.busy.Store(true)
 	p.under[r] = piece
 	p.sending.Go(func() { piece.run(ctx) })
 	return true
@@ -329,9 +318,7 @@ func (a *aheadPiece) conclude(outcome string, status int, now time.Time) {
 	switch outcome {
 	case prewarmComputed:
 		s.stats.prewarmed.WithLabelValues(label).Add(float64(max(n-a.found, 0)))
-		if r.ahead.key = 0; a.model.State.prefixes.Holds(a.prefix.Key, r.key, n) {
-			r.ahead.key, r.ahead.reached = a.prefix.Key, n
-		}
+		a.model.State.prefixes.Holds(a.prefix.Key, r.key, n)
 	case prewarmStopped:
 	case prewarmRefused:
 		if !r.ahead.refuses.Swap(true) {
