@@ -31,7 +31,7 @@ type scoring struct {
 
 // scoredBlocks is in how many blocks candidates are scored. Where one of them is
 // overloaded, a block is searched and not all of them.
-const scoredBlocks = 16
+const scoredBlocks = 8
 
 // infinite is the bits of +Inf.
 const infinite = int64(0x7ff0_0000_0000_0000)
