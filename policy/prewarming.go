@@ -106,7 +106,7 @@ type prefixed struct {
 // only the first so many tokens of a prefix.
 type loss struct {
 	replica uint64
-	held    int32
+	held    int
 	seconds float64
 }
 
@@ -144,10 +144,10 @@ func (p *Prefixes) Chosen(r *Request, candidates []Candidate, costs []float64, c
 	e := p.findLocked(key, now)
 	c := &candidates[at]
 	l := e.of(c.Key)
-	if c.Cached < l.held {
+	if int(c.Cached) < l.held {
 		l.seconds = 0 // as Holds has it
 	}
-	l.held, l.seconds = max(c.Cached, 0), l.seconds+least
+	l.held, l.seconds = int(max(c.Cached, 0)), l.seconds+least
 	if e.asked++; e.asked > 1 && e.IDs == nil && p.roomLocked(e, tokens, now) {
 		e.IDs = slices.Clone(ids[:tokens])
 		p.tokens += tokens
@@ -292,8 +292,8 @@ func (p *Prefixes) Holds(key, replica uint64, tokens int) (lacks bool) {
 		}
 		for k := range e.losses {
 			if l := &e.losses[k]; l.replica == replica {
-				if len(e.IDs)-tokens >= leastPrefix && tokens >= int(l.held) {
-					l.held = Count(tokens)
+				if len(e.IDs)-tokens >= leastPrefix && tokens >= l.held {
+					l.held = tokens
 					return true
 				}
 				e.losses = slices.Delete(e.losses, k, k+1)

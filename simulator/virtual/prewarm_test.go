@@ -158,8 +158,8 @@ func TestPrewarmOnlyIdle(t *testing.T) {
 		var v policy.Sending
 		v.Promise(&a.slots[0].standing, 1000, 1, 0)
 	})
-	f("its cache is full", 0, func(r *run, a *agent) {
-		a.slots[1].standing.SetLoad(&policy.Load{Told: r.clock(), Until: r.clock().Add(time.Second), KV: 0.95})
+	f("what runs takes half of its cache", 0, func(r *run, a *agent) {
+		a.slots[1].standing.SetLoad(&policy.Load{Told: r.clock(), Until: r.clock().Add(time.Second), KV: 0.5})
 	})
 	f("it has told something wrong", 0, func(r *run, a *agent) { a.believe(1, "for the sake of it") })
 	f("off", 0, func(r *run, a *agent) { a.prewarming = policy.Prewarming{} })
