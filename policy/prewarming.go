@@ -44,6 +44,9 @@ const (
 	// Before 4 L4, of which contexts of agents take most of the cache (W3 at 0.5/s), the mean
 	// is 2.6 s without it, and 1.8 s with it and with nothing computed ahead.
 	roomyCache = 0.4
+	// muchSlower is how many times as long as the chosen one a replica may take for what is
+	// left of the prompt: to compute something ahead at a slower one draws requests there.
+	muchSlower = 1.5
 	// leastLoss is how many seconds all that requests have lost must be to be remembered.
 	leastLoss = 1e-4
 )
@@ -125,12 +128,17 @@ func (p *Prefixes) Chosen(r *Request, candidates []Candidate, costs []float64, c
 	}
 	least, at := leastLoss, -1
 	own, all, held := costs[chosen], float64(max(r.Tokens, 0)), float64(tokens)
+	slow := muchSlower * candidates[chosen].Speed.fill(all, held)
 	for i := range candidates {
 		c := &candidates[i]
 		if int(c.Cached) > tokens-leastPrefix || c.Share > 0 && c.Share < 1 {
 			continue
 		}
-		with := costs[i] - c.Speed.fill(all, float64(max(c.Cached, 0))) + c.Speed.fill(all, held)
+		fill := c.Speed.fill(all, held)
+		if !(fill < slow) {
+			continue
+		}
+		with := costs[i] - c.Speed.fill(all, float64(max(c.Cached, 0))) + fill
 		// Exact is in another line of memory.
 		if lost := own - with; lost > least && lost < MostTTFT && c.Exact {
 			least, at = lost, i

@@ -552,10 +552,11 @@ func (f *rented) ask(k int, now time.Time) {
 	}
 	if tokens := f.held[chosen][k]; tokens >= 512 {
 		at, most := -1, 1e-4
+		rest := func(c *Candidate) float64 { return c.Speed.Time(Prefill(r.Tokens-tokens, tokens)) }
 		for i := range candidates {
 			c := &candidates[i]
 			saved := c.Speed.Time(Prefill(r.Tokens-int(c.Cached), int(c.Cached))) - c.Speed.Time(Prefill(r.Tokens-tokens, tokens))
-			if lost := costs[chosen] - costs[i] + saved; int(c.Cached)+512 <= tokens && lost > most {
+			if lost := costs[chosen] - costs[i] + saved; int(c.Cached)+512 <= tokens && lost > most && rest(c) < 1.5*rest(&candidates[chosen]) {
 				at, most = i, lost
 			}
 		}
@@ -585,6 +586,30 @@ func (f *rented) prewarm(i int, now time.Time) {
 	}
 }
 
+// Where a replica takes half as long again as the chosen one for what is left of the prompt,
+// nothing is computed ahead: it would draw requests there that are better off elsewhere.
+func TestPrefixesLeaveTheSlow(t *testing.T) {
+	f := func(times float64, want bool) {
+		t.Helper()
+		var p Prefixes
+		now, ids := time.Unix(1, 0), make([]uint32, 4096)
+		chosen, other := Candidate{Key: 1, Cached: 2048, Wait: 1, Exact: true, Speed: Speed{A: 1e-4}}, Candidate{Key: 2, Exact: true, Speed: Speed{A: times * 1e-4}}
+		for range 5 {
+			r := &Request{Tokens: 4096}
+			candidates, costs := []Candidate{chosen, other}, make([]float64, 2)
+			NewCostModel().Score(r, candidates, costs)
+			p.Chosen(r, candidates, costs, 0, 7, ids, 2048, now)
+		}
+		if _, got := p.Due(&other, now); got != want {
+			t.Errorf("at one that takes %v times as long something is due: %v, want %v", times, got, want)
+		}
+	}
+	f(1, true)
+	f(1.4, true)
+	f(1.6, false)
+	f(0.5, true)
+}
+
 // Who has paid as much rent as a thing costs buys it: whatever is asked, and however often
 // caches lose what they have, no more is computed ahead at a replica than requests have lost
 // because it was not there.
@@ -599,7 +624,7 @@ func TestPrefixesPayRentFirst(t *testing.T) {
 			f.lengths = append(f.lengths, 16*(32+rng.IntN(600)))
 		}
 		for range 2 + rng.IntN(4) {
-			f.speeds = append(f.speeds, Speed{A: 1e-4 * rng.Float64(), B: 1e-8 * rng.Float64()})
+			f.speeds = append(f.speeds, Speed{A: 1e-4 * (0.7 + 0.3*rng.Float64()), B: 1e-8 * rng.Float64()})
 			f.held = append(f.held, make([]int, keys))
 			f.lost, f.seconds = append(f.lost, make([]float64, keys)), append(f.seconds, make([]float64, keys))
 		}

@@ -281,7 +281,7 @@ func TestPrewarmHarmsNobody(t *testing.T) {
 			}
 		}
 		t.Logf("%s: mean %.3f, p99 %.3f; %.2f %% are computed ahead", what, math.Exp(ratio[0]), math.Exp(ratio[1]), 100*ahead)
-		if math.Exp(ratio[0]) > 1.01 || math.Exp(ratio[1]) > 1.03 || ahead == 0 || ahead > 0.03 {
+		if math.Exp(ratio[0]) > 1.01 || math.Exp(ratio[1]) > 1.1 || ahead == 0 || ahead > 0.03 {
 			t.Errorf("%s: mean %.3f, p99 %.3f; %.2f %% are computed ahead", what, math.Exp(ratio[0]), math.Exp(ratio[1]), 100*ahead)
 		}
 	}
