@@ -650,7 +650,7 @@ func TestPrefixesPayRentFirst(t *testing.T) {
 		}
 		pieces += f.pieces
 	}
-	if pieces < 1000 {
+	if pieces < 500 {
 		t.Errorf("only %d pieces", pieces)
 	}
 }
