@@ -46,7 +46,7 @@ const (
 	roomyCache = 0.4
 	// muchSlower is how many times as long as the chosen one a replica may take for what is
 	// left of the prompt: to compute something ahead at a slower one draws requests there.
-	muchSlower = 1.5
+	muchSlower = 2
 	// leastLoss is how many seconds all that requests have lost must be to be remembered.
 	leastLoss = 1e-4
 )

@@ -556,7 +556,7 @@ func (f *rented) ask(k int, now time.Time) {
 		for i := range candidates {
 			c := &candidates[i]
 			saved := c.Speed.Time(Prefill(r.Tokens-int(c.Cached), int(c.Cached))) - c.Speed.Time(Prefill(r.Tokens-tokens, tokens))
-			if lost := costs[chosen] - costs[i] + saved; int(c.Cached)+512 <= tokens && lost > most && rest(c) < 1.5*rest(&candidates[chosen]) {
+			if lost := costs[chosen] - costs[i] + saved; int(c.Cached)+512 <= tokens && lost > most && rest(c) < 2*rest(&candidates[chosen]) {
 				at, most = i, lost
 			}
 		}
@@ -586,7 +586,7 @@ func (f *rented) prewarm(i int, now time.Time) {
 	}
 }
 
-// Where a replica takes half as long again as the chosen one for what is left of the prompt,
+// Where a replica takes more than twice as long as the chosen one for what is left of the prompt,
 // nothing is computed ahead: it would draw requests there that are better off elsewhere.
 func TestPrefixesLeaveTheSlow(t *testing.T) {
 	f := func(times float64, want bool) {
@@ -605,8 +605,8 @@ func TestPrefixesLeaveTheSlow(t *testing.T) {
 		}
 	}
 	f(1, true)
-	f(1.4, true)
-	f(1.6, false)
+	f(1.9, true)
+	f(2.1, false)
 	f(0.5, true)
 }
 
