@@ -136,7 +136,7 @@ func (p *Prefixes) Chosen(r *Request, candidates []Candidate, costs []float64, c
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	e := p.findLocked(key, now)
-	if e.asked > 0 && e.IDs == nil && p.tokens+tokens <= mostPrefixTokens {
+	if e.asked > 0 && e.IDs == nil && p.makeRoomLocked(e, tokens, now) {
 		e.IDs = slices.Clone(ids[:tokens])
 		p.tokens += tokens
 	}
@@ -169,6 +169,27 @@ func (p *Prefixes) findLocked(key uint64, now time.Time) *prefixed {
 	p.tokens -= len(e.IDs)
 	*e = prefixed{Prefix: Prefix{Key: key}, at: now, losses: e.losses[:0]}
 	return e
+}
+
+// makeRoomLocked forgets those by which less was lost than by e, as long as there is no room
+// for so many tokens. It reports whether there is.
+func (p *Prefixes) makeRoomLocked(e *prefixed, tokens int, now time.Time) bool {
+	for tokens <= mostPrefixTokens && p.tokens+tokens > mostPrefixTokens {
+		least, at := e.lost(), -1
+		for i := range p.list {
+			o := &p.list[i]
+			if lost := o.lost() * fading(now.Sub(o.at)); o != e && o.IDs != nil && lost < least {
+				least, at = lost, i
+			}
+		}
+		if at < 0 {
+			return false
+		}
+		o := &p.list[at]
+		p.tokens -= len(o.IDs)
+		*o = prefixed{Prefix: Prefix{Key: o.Key}, at: now, losses: o.losses[:0]}
+	}
+	return tokens <= mostPrefixTokens
 }
 
 // fading is what is left of a number after a time.
