@@ -62,7 +62,7 @@ func BenchmarkPrefixesDue(b *testing.B) {
 				for r := range min(replicas, 64) {
 					candidates := []Candidate{
 						{Key: 1 << 20, Cached: 4000, Exact: true, Share: 1, Speed: speed},
-						{Key: (key*7+uint64(r))%uint64(replicas), Exact: true, Share: 1, Speed: speed},
+						{Key: (key*7 + uint64(r)) % uint64(replicas), Exact: true, Share: 1, Speed: speed},
 					}
 					p.Chosen(&Request{Tokens: 4010}, candidates, []float64{0.006, 0.004}, 0, key, ids, 4000, now)
 				}

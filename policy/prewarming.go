@@ -290,6 +290,17 @@ func (p *Prefixes) Holds(key, replica uint64, tokens int) (lacks bool) {
 	return false
 }
 
+// Forget says that a replica of that Candidate.Key is not to have the prefix: what was lost
+// before counts no longer.
+func (p *Prefixes) Forget(key, replica uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if i := slices.IndexFunc(p.list, func(e prefixed) bool { return e.Key == key }); i >= 0 {
+		e := &p.list[i]
+		e.losses = slices.DeleteFunc(e.losses, func(l loss) bool { return l.replica == replica })
+	}
+}
+
 // Lost is what requests have lost by one prefix, as people are told it. It is a value.
 // IDs, which nobody changes, are nil as long as one request alone has lost by it.
 type Lost struct {

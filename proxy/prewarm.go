@@ -51,6 +51,8 @@ const (
 	prewarmSoon = 2 * time.Millisecond
 	// prewarmAgain is after how long a replica is asked again that has failed.
 	prewarmAgain = 30 * time.Second
+	// prewarmRefusals is how many prefixes an engine refuses that computes none.
+	prewarmRefusals = 3
 	// prewarmWithin and prewarmLonger are those of prewarmer.
 	prewarmWithin = 10 * time.Second
 	prewarmLonger = 10
@@ -65,9 +67,13 @@ type ahead struct {
 	// until is before when it is not asked, in Unix nanoseconds.
 	until atomic.Int64
 	// reached is of how many tokens it was asked last, of the prefix key, of which it then
-	// lacked more. It is the prewarmer's, and the request's while it is busy.
-	key     uint64
-	reached int
+	// lacked more. refusals are how many prefixes in a row were refused, as long as none
+	// was computed; able: one was. They are the prewarmer's, and the request's while it is
+	// busy.
+	key      uint64
+	reached  int
+	refusals int
+	able     bool
 }
 
 func newPrewarmer(s *Server) prewarmer {
@@ -272,7 +278,7 @@ type aheadPiece struct {
 // What comes of what is computed ahead.
 const (
 	prewarmComputed    = "computed"
-	prewarmRefused     = "refused"     // by a status that says that it would be again
+	prewarmRefused     = "refused"     // by a status that says that the same would be again
 	prewarmUnavailable = "unavailable" // by another status
 	prewarmFailed      = "failed"      // no answer came
 	prewarmTimeout     = "timeout"
@@ -294,7 +300,7 @@ func (a *aheadPiece) run(ctx context.Context) {
 	outcome := prewarmComputed
 	switch {
 	case err == nil && status == http.StatusOK:
-	case err == nil && status/100 == 4 && status != http.StatusTooManyRequests:
+	case err == nil && status/100 == 4 && status != http.StatusTooManyRequests && status != http.StatusRequestTimeout:
 		outcome = prewarmRefused
 	case err == nil:
 		outcome = prewarmUnavailable
@@ -328,12 +334,18 @@ func (a *aheadPiece) conclude(outcome string, status int, now time.Time) {
 	s.stats.prewarms.WithLabelValues(label, outcome).Inc()
 	switch outcome {
 	case prewarmComputed:
+		r.ahead.able = true
 		s.stats.prewarmed.WithLabelValues(label).Add(float64(max(n-a.found, 0)))
 		if r.ahead.key = 0; a.model.State.prefixes.Holds(a.prefix.Key, r.key, n) {
 			r.ahead.key, r.ahead.reached = a.prefix.Key, n
 		}
 	case prewarmStopped:
 	case prewarmRefused:
+		if !a.refusesAll(status) {
+			a.model.State.prefixes.Forget(a.prefix.Key, r.key)
+			r.ahead.until.Store(now.Add(prewarmAgain).UnixNano())
+			return
+		}
 		if !r.ahead.refuses.Swap(true) {
 			what := "its log says why; if it is to be so, set routing.prewarm, or the model's, to off"
 			if status == http.StatusUnauthorized || status == http.StatusForbidden {
@@ -344,6 +356,20 @@ func (a *aheadPiece) conclude(outcome string, status int, now time.Time) {
 	default:
 		r.ahead.until.Store(now.Add(prewarmAgain).UnixNano())
 	}
+}
+
+// refusesAll reports that an engine which has refused the piece with that status would
+// refuse others too. It may be the prefix alone: the prompts of one model are longer at some
+// engines than others take, and adapters come and go.
+func (a *aheadPiece) refusesAll(status int) bool {
+	switch status {
+	case http.StatusUnauthorized, http.StatusForbidden:
+		return true
+	case http.StatusNotFound, http.StatusMethodNotAllowed:
+		return a.model.Parent == "" && !a.replica.ahead.able
+	}
+	a.replica.ahead.refusals++
+	return !a.replica.ahead.able && a.replica.ahead.refusals >= prewarmRefusals
 }
 
 // compute asks the engine for a token after the piece, and reads its answer.

@@ -1,0 +1,104 @@
+package proxy
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// A prefix that an engine refuses, as it is too long there, is not asked for again, but others
+// are.
+func TestPrewarmRefusesOnePrefix(t *testing.T) {
+	for _, code := range []int{400, 413, 422} {
+		t.Run(fmt.Sprint(code), func(t *testing.T) {
+			r := newPrewarmRig(t, 2)
+			bad := "bad " + words(1300)
+			r.engines[0].store(r.ids(bad))
+			r.engines[1].does(func(c *engineSide, a *askedOf) bool {
+				if a.ahead && a.ids[0] == r.ids(bad)[0] {
+					io.WriteString(c, status(code, "no"))
+					c.Close()
+					return true
+				}
+				return false
+			})
+			r.busy()
+			for i := range 4 {
+				r.begins("bad", completion(bad+fmt.Sprint(i, " is the question"))).answer()
+			}
+			eventually(t, 20*time.Second, "it is asked", func() bool { return len(r.engines[1].ahead()) == 1 && !r.replicas[1].ahead.busy.Load() })
+			if s := r.state(); s != "pauses" {
+				t.Errorf("it %s", s)
+			}
+			r.asks(4)
+			r.replicas[1].ahead.until.Store(0)
+			time.Sleep(aWhile)
+			if n := r.engines[1].ahead(); !slices.Equal(n, []int{512, 512, 1024}) {
+				t.Errorf("it was asked for %v, and %s", n, r.state())
+			}
+			r.over()
+		})
+	}
+}
+
+// An engine that does not know an adapter goes on to compute what prompts of its base begin
+// with.
+func TestPrewarmWithoutAdapter(t *testing.T) {
+	r := newPrewarmRig(t, 2)
+	m := *r.s.fleet.Load().Listed[0]
+	lora := m
+	lora.Name, lora.Parent, lora.State = "lora", "m", &ModelState{}
+	r.s.SetFleet(&Fleet{Models: map[string]*Model{"m": &m, "lora": &lora}, Listed: []*Model{&lora, &m}})
+	r.engines[1].does(func(c *engineSide, a *askedOf) bool {
+		if a.ahead && strings.Contains(a.body, `"lora"`) {
+			io.WriteString(c, status(404, "no"))
+			c.Close()
+			return true
+		}
+		return false
+	})
+	r.busy()
+	for i := range 4 {
+		r.begins("q", completion(system+fmt.Sprint("lora ", i), `"model":"lora"`)).answer()
+	}
+	eventually(t, 20*time.Second, "it is asked", func() bool { return len(r.engines[1].ahead()) == 1 && !r.replicas[1].ahead.busy.Load() })
+	r.asks(4)
+	r.replicas[1].ahead.until.Store(0)
+	time.Sleep(aWhile)
+	if n := r.engines[1].ahead(); !slices.Equal(n, []int{512, 512, 1024}) {
+		t.Errorf("it was asked for %v, and %s", n, r.state())
+	}
+	r.over()
+}
+
+// An engine that refuses whatever it is asked for is not asked for ever.
+func TestPrewarmRefusesAll(t *testing.T) {
+	r := newPrewarmRig(t, 2)
+	r.engines[1].does(func(c *engineSide, a *askedOf) bool {
+		if a.ahead {
+			io.WriteString(c, status(400, "no"))
+			c.Close()
+		}
+		return a.ahead
+	})
+	r.busy()
+	for i := range prewarmRefusals {
+		if s := r.state(); s == "refuses" {
+			t.Errorf("after %d it refuses", i)
+		}
+		prompt := fmt.Sprint("all", i, " ") + words(1300)
+		r.engines[0].store(r.ids(prompt))
+		r.replicas[1].ahead.until.Store(0)
+		for k := range 4 {
+			r.begins("q", completion(prompt+fmt.Sprint(k, " is the question"))).answer()
+		}
+		eventually(t, 20*time.Second, "it is asked", func() bool { return r.outcomes(prewarmRefused) == i+1 && !r.replicas[1].ahead.busy.Load() })
+	}
+	if s := r.state(); s != "refuses" {
+		t.Errorf("it %s", s)
+	}
+	r.over()
+}
