@@ -208,20 +208,25 @@ func (p *prewarmer) askFor(x policy.Prefix, m *Model, r *Replica, c *policy.Cand
 		return true
 	}
 	size := int64(mostDigits*n + smallPiece)
-	if p.s.buffered.Load()+size > p.s.limits.Load().MaxBuffered || !r.gate.enterAlone() {
+	limits := p.s.limits.Load()
+	if p.s.buffered.Load()+size > limits.MaxBuffered {
+		return true
+	}
+	asked := policy.Request{Tokens: n}
+	c.Cached = policy.Count(held)
+	c.CachedGPU, c.CachedCPU = c.Cached, c.Cached
+	expected := policy.TTFT(&asked, c)
+	limit := max(p.within, durationOf(p.longer*expected))
+	ctx, cancel := context.WithTimeout(context.Background(), min(limit, limits.RequestTimeout))
+	if !r.gate.enterAlone(cancel) {
+		cancel()
 		return true
 	}
 	prompt.IDs, prompt.Chain = prompt.IDs[:n], prompt.Chain[:n/block]
-	c.Cached = policy.Count(held)
-	c.CachedGPU, c.CachedCPU = c.Cached, c.Cached
-	piece := &aheadPiece{p: p, model: m, replica: r, index: known.index, prefix: x, prompt: prompt, at: *c, size: size}
-	asked := policy.Request{Tokens: n}
+	piece := &aheadPiece{p: p, model: m, replica: r, index: known.index, cancel: cancel, prefix: x, prompt: prompt, at: *c,
+		expected: expected, size: size}
 	piece.sending.Promise(&r.standing, n, 1, held)
-	piece.expected = policy.TTFT(&asked, c)
 	p.s.buffered.Add(size)
-	limit := max(p.within, durationOf(p.longer*piece.expected))
-	ctx, cancel := context.WithTimeout(context.Background(), min(limit, p.s.limits.Load().RequestTimeout))
-	piece.cancel = cancel
 	a.busy.Store(true)
 	p.under[r] = piece
 	p.sending.Go(func() { piece.run(ctx) })
@@ -282,7 +287,7 @@ const (
 	prewarmUnavailable = "unavailable" // by another status
 	prewarmFailed      = "failed"      // no answer came
 	prewarmTimeout     = "timeout"
-	prewarmStopped     = "stopped" // the replica has left, or it is not wanted any more
+	prewarmStopped     = "stopped" // a client lines up for its place, or it is not wanted any more
 )
 
 var prewarmOutcomes = [...]string{prewarmComputed, prewarmRefused, prewarmUnavailable, prewarmFailed, prewarmTimeout, prewarmStopped}

@@ -3,6 +3,7 @@ package proxy
 import (
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -99,6 +100,37 @@ func TestPrewarmRefusesAll(t *testing.T) {
 	}
 	if s := r.state(); s != "refuses" {
 		t.Errorf("it %s", s)
+	}
+	r.over()
+}
+
+// Who would wait for a place, or be refused, because something is computed ahead does not:
+// that ends then.
+func TestPrewarmGivesWay(t *testing.T) {
+	r := newPrewarmRig(t, 2)
+	left := make(chan struct{})
+	r.engines[1].does(func(c *engineSide, a *askedOf) bool {
+		if a.ahead {
+			c.waitClosed()
+			close(left)
+			c.Close()
+		}
+		return a.ahead
+	})
+	r.replicas[1].SetBounds(1, 1)
+	r.loses()
+	eventually(t, 20*time.Second, "it hangs", func() bool { return len(r.engines[1].ahead()) == 1 })
+	r.replicas[1].ahead.until.Store(math.MaxInt64) // and is not asked again
+	r.replicas[0].SetBounds(1, 1)                  // it is full
+	for i := range 3 {
+		c := r.begins(fmt.Sprint("q", i), completion("short"))
+		if resp, _ := c.answer(); resp.StatusCode != 200 || resp.Header.Get("X-Inferrail-Replica") != "e1" {
+			t.Errorf("request %d: %d from %s", i, resp.StatusCode, resp.Header.Get("X-Inferrail-Replica"))
+		}
+	}
+	<-left
+	if n := r.outcomes(prewarmStopped); n != 1 || r.replicas[1].Failures() != 0 {
+		t.Errorf("%d were stopped, and it has %d failures", n, r.replicas[1].Failures())
 	}
 	r.over()
 }

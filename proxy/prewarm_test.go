@@ -270,7 +270,7 @@ func TestPrewarmWaits(t *testing.T) {
 		{"it has as many as it may", swap(func(r *prewarmRig, on bool) {
 			r.replicas[1].SetBounds(1, 1)
 			if g := &r.replicas[1].gate; on {
-				g.enterAlone()
+				g.enterAlone(nil)
 			} else {
 				g.leaveAlone()
 			}
