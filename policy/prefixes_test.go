@@ -49,6 +49,18 @@ func TestPrefixesForgetWhatIsOld(t *testing.T) {
 	if x, ok := p.Due(&c, later); !ok || x.Key != 1000 || tokens > mostPrefixTokens || tokens < mostPrefixTokens-len(ids) || tokens != p.tokens {
 		t.Errorf("due is %d, %v, and there are %d tokens, by count %d", x.Key, ok, tokens, p.tokens)
 	}
+
+	if !p.Pending(later) || len(p.All(later)) < 31 {
+		t.Errorf("of what is asked for now %d are left", len(p.All(later)))
+	}
+	later = later.Add(time.Hour)
+	if p.Pending(later) || len(p.All(later)) != 0 || p.tokens != 0 {
+		t.Errorf("an hour later %d are left, with %d tokens", len(p.All(later)), p.tokens)
+	}
+	p.loses(t, 3, 1, ids, 1, later)
+	if x, ok := p.Due(&c, later); !ok || x.Key != 1 {
+		t.Errorf("then due is %d, %v", x.Key, ok)
+	}
 }
 
 func BenchmarkPrefixesDue(b *testing.B) {

@@ -35,6 +35,8 @@ const (
 	// leastAsked is how many requests, of which old ones count less, must have lost by it.
 	// One may have lost as much alone, and would be the last.
 	leastAsked = 2
+	// forgotten is of how many requests, of which old ones count less, nothing is kept.
+	forgotten = 0.01
 	// mostPrefixes is how many prefixes are remembered, and mostPrefixTokens how many tokens
 	// of all of them.
 	mostPrefixes     = 256
@@ -253,13 +255,22 @@ func (p *Prefixes) Due(c *Candidate, now time.Time) (x Prefix, ok bool) {
 	return x, ok
 }
 
-// Pending reports that something may be due for a replica, now or when it is idle.
+// Pending reports that something may be due for a replica, now or when it is idle. It
+// forgets what nobody asks for any more.
 func (p *Prefixes) Pending(now time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return slices.ContainsFunc(p.list, func(e prefixed) bool {
-		return e.IDs != nil && len(e.losses) > 0 && e.asked*fading(now.Sub(e.at)) >= leastAsked
+	pending := false
+	p.list = slices.DeleteFunc(p.list, func(e prefixed) bool {
+		asked := e.asked * fading(now.Sub(e.at))
+		if asked < forgotten {
+			p.tokens -= len(e.IDs)
+			return true
+		}
+		pending = pending || e.IDs != nil && len(e.losses) > 0 && asked >= leastAsked
+		return false
 	})
+	return pending
 }
 
 // priceEach is how much more it costs to compute a prefix for each sequence that is
