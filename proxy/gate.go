@@ -98,6 +98,16 @@ func (g *gate) enterAlone(end func()) bool {
 	return true
 }
 
+// endAlone ends what enterAlone has let in. It reports whether there is anything.
+func (g *gate) endAlone() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.alone != nil {
+		g.alone()
+	}
+	return g.alone != nil
+}
+
 func (g *gate) leaveAlone() {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -66,6 +66,8 @@ type ahead struct {
 	refuses atomic.Bool
 	// until is before when it is not asked, in Unix nanoseconds.
 	until atomic.Int64
+	// ends is when what it computes was to be there, likewise.
+	ends atomic.Int64
 	// reached is of how many tokens it was asked last, of the prefix key, of which it then
 	// lacked more. refusals are how many prefixes in a row were refused, as long as none
 	// was computed; able: one was. They are the prewarmer's, and the request's while it is
@@ -227,10 +229,30 @@ func (p *prewarmer) askFor(x policy.Prefix, m *Model, r *Replica, c *policy.Cand
 		expected: expected, size: size}
 	piece.sending.Promise(&r.standing, n, 1, held)
 	p.s.buffered.Add(size)
+	a.ends.Store(now.Add(durationOf(expected)).UnixNano())
 	a.busy.Store(true)
 	p.under[r] = piece
 	p.sending.Go(func() { piece.run(ctx) })
 	return true
+}
+
+// giveWay ends what the replica that was picked computes ahead if the request would have its
+// first token in its budget without that, and not with it. It returns how many seconds sooner
+// it has it.
+func (x *exchange) giveWay(now time.Time) (sooner float64) {
+	i := x.choice.Index
+	if x.budget <= 0 || i < 0 {
+		return 0
+	}
+	r, budget := x.places[i], x.budget.Seconds()
+	if !r.ahead.busy.Load() || x.expected <= budget {
+		return 0
+	}
+	left := time.Unix(0, r.ahead.ends.Load()).Sub(now).Seconds()
+	if sooner = min(left, x.candidates[i].Wait); sooner <= 0 || x.expected-sooner > budget || !r.gate.endAlone() {
+		return 0
+	}
+	return sooner
 }
 
 // prefixPrompt is what ids are to the index, where blocks have so many tokens.
@@ -287,7 +309,7 @@ const (
 	prewarmUnavailable = "unavailable" // by another status
 	prewarmFailed      = "failed"      // no answer came
 	prewarmTimeout     = "timeout"
-	prewarmStopped     = "stopped" // a client lines up for its place, or it is not wanted any more
+	prewarmStopped     = "stopped" // it was in the way of a client, or is not wanted any more
 )
 
 var prewarmOutcomes = [...]string{prewarmComputed, prewarmRefused, prewarmUnavailable, prewarmFailed, prewarmTimeout, prewarmStopped}

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/inferrail/inferrail/policy"
 )
 
 // A prefix that an engine refuses, as it is too long there, is not asked for again, but others
@@ -133,4 +135,40 @@ func TestPrewarmGivesWay(t *testing.T) {
 		t.Errorf("%d were stopped, and it has %d failures", n, r.replicas[1].Failures())
 	}
 	r.over()
+}
+
+// Who grants less time than a piece takes is not refused because of one.
+func TestPrewarmGivesWayToBudget(t *testing.T) {
+	for _, mode := range []policy.AdmissionMode{policy.RankOnly, policy.Absolute} {
+		r := newPrewarmRig(t, 2)
+		r.change(func(m *Model) { m.Admission = policy.NewAdmission(policy.AdmissionRules{Mode: mode}) })
+		r.engines[1].does(func(c *engineSide, a *askedOf) bool {
+			if a.ahead {
+				c.waitClosed()
+				c.Close()
+			}
+			return a.ahead
+		})
+		r.loses()
+		eventually(t, 20*time.Second, "it hangs", func() bool { return len(r.engines[1].ahead()) == 1 })
+		r.replicas[1].ahead.until.Store(math.MaxInt64) // and is not asked again
+		ask := func(budget int) string {
+			c := r.begins("q", completion("short"), fmt.Sprintf("X-Inferrail-Budget-Ms: %d\r\n", budget))
+			resp, _ := c.answer()
+			return fmt.Sprint(resp.StatusCode, " ", resp.Header.Get("X-Inferrail-Replica"), " ", resp.Header.Get("X-Inferrail-Over-Budget"))
+		}
+		if mode == policy.Absolute {
+			if a := ask(1); !strings.HasPrefix(a, "503") { // which is too little in any case
+				t.Errorf("mode %v: %s", mode, a)
+			}
+			if n := r.outcomes(prewarmStopped); n != 0 {
+				t.Errorf("mode %v: %d were stopped", mode, n)
+			}
+		}
+		if a := ask(1000); a != "200 e1 false" {
+			t.Errorf("mode %v: %s", mode, a)
+		}
+		eventually(t, 20*time.Second, "it has ended", func() bool { return r.outcomes(prewarmStopped) == 1 })
+		r.over()
+	}
 }
