@@ -35,6 +35,8 @@ const (
 	// leastAsked is how many requests, of which old ones count less, must have lost by it.
 	// One may have lost as much alone, and would be the last.
 	leastAsked = 2
+	// forgotten is of how many requests, of which old ones count less, nothing is kept.
+	forgotten = 0.01
 	// mostPrefixes is how many prefixes are remembered, and mostPrefixTokens how many tokens
 	// of all of them.
 	mostPrefixes     = 256
@@ -167,7 +169,7 @@ func (p *Prefixes) Chosen(r *Request, candidates []Candidate, costs []float64, c
 // was lost, and reports that there is some.
 func (p *Prefixes) roomLocked(e *prefixed, tokens int, now time.Time) bool {
 	most := e.lost()
-	for p.tokens+tokens > mostPrefixTokens {
+	for tokens <= mostPrefixTokens && p.tokens+tokens > mostPrefixTokens {
 		var out *prefixed
 		least := most
 		for i := range p.list {
@@ -182,7 +184,7 @@ func (p *Prefixes) roomLocked(e *prefixed, tokens int, now time.Time) bool {
 		p.tokens -= len(out.IDs)
 		out.IDs = nil
 	}
-	return true
+	return tokens <= mostPrefixTokens
 }
 
 // findLocked is the one of that key, as it is now, if need be in place of the one that
@@ -273,13 +275,22 @@ func (p *Prefixes) Due(c *Candidate, now time.Time) (x Prefix, ok bool) {
 	return x, ok
 }
 
-// Pending reports that something may be due for a replica, now or when it is idle.
+// Pending reports that something may be due for a replica, now or when it is idle. It
+// forgets what nobody asks for any more.
 func (p *Prefixes) Pending(now time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return slices.ContainsFunc(p.list, func(e prefixed) bool {
-		return e.IDs != nil && len(e.losses) > 0 && e.asked*fading(now.Sub(e.at)) >= leastAsked
+	pending := false
+	p.list = slices.DeleteFunc(p.list, func(e prefixed) bool {
+		asked := e.asked * fading(now.Sub(e.at))
+		if asked < forgotten {
+			p.tokens -= len(e.IDs)
+			return true
+		}
+		pending = pending || e.IDs != nil && len(e.losses) > 0 && asked >= leastAsked
+		return false
 	})
+	return pending
 }
 
 // priceEach is how much more it costs to compute a prefix for each sequence that is
@@ -310,6 +321,17 @@ func (p *Prefixes) Holds(key, replica uint64, tokens int) (lacks bool) {
 		}
 	}
 	return false
+}
+
+// Forget says that a replica of that Candidate.Key is not to have the prefix: what was lost
+// before counts no longer.
+func (p *Prefixes) Forget(key, replica uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if i := slices.IndexFunc(p.list, func(e prefixed) bool { return e.Key == key }); i >= 0 {
+		e := &p.list[i]
+		e.losses = slices.DeleteFunc(e.losses, func(l loss) bool { return l.replica == replica })
+	}
 }
 
 // Lost is what requests have lost by one prefix, as people are told it. It is a value.

@@ -157,6 +157,8 @@ func (x *exchange) grant(line, hold bool) failure {
 	now := x.pickedAt
 	if a := x.model.Admission; a != nil && x.computes() {
 		wait := x.candidates[x.choice.Index].Wait
+		sooner := x.giveWay(now)
+		wait, x.expected = wait-sooner, x.expected-sooner
 		if hold {
 			ahead := x.heldAhead()
 			wait, x.expected = wait+ahead, x.expected+ahead

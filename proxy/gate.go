@@ -29,6 +29,8 @@ type gate struct {
 
 	mu   sync.Mutex // guards the rest
 	line policy.Queue[*conn]
+	// alone ends what enterAlone has let in, nil when there is nothing.
+	alone func()
 	// waiting are the requests inside that have no first byte yet, a list
 	// through conn.place.
 	waiting *conn
@@ -82,21 +84,34 @@ func (g *gate) enter(c *conn) bool {
 	return true
 }
 
-// enterAlone lets in what is no client's request, unless the replica is full or others are
-// in line. leaveAlone ends its stay.
-func (g *gate) enterAlone() bool {
+// enterAlone lets in what is no client's request, of which there is one at most, unless the
+// replica is full or others are in line. end is called, while the gate is locked, when one
+// lines up for its place. leaveAlone ends its stay.
+func (g *gate) enterAlone(end func()) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if !g.free() {
 		return false
 	}
 	g.inside.Add(1)
+	g.alone = end
 	return true
+}
+
+// endAlone ends what enterAlone has let in. It reports whether there is anything.
+func (g *gate) endAlone() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.alone != nil {
+		g.alone()
+	}
+	return g.alone != nil
 }
 
 func (g *gate) leaveAlone() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	g.alone = nil
 	g.leaveLocked()
 }
 
@@ -122,7 +137,9 @@ func (g *gate) queue(c *conn) bool {
 	p.ticket.Value = c
 	g.line.Push(&p.ticket)
 	g.pending.Add(1)
-	g.admitLocked()
+	if g.admitLocked(); g.alone != nil && g.line.Len() > 0 {
+		g.alone()
+	}
 	return true
 }
 

@@ -51,6 +51,8 @@ const (
 	prewarmSoon = 2 * time.Millisecond
 	// prewarmAgain is after how long a replica is asked again that has failed.
 	prewarmAgain = 30 * time.Second
+	// prewarmRefusals is how many prefixes an engine refuses that computes none.
+	prewarmRefusals = 3
 	// prewarmWithin and prewarmLonger are those of prewarmer.
 	prewarmWithin = 10 * time.Second
 	prewarmLonger = 10
@@ -64,6 +66,12 @@ type ahead struct {
 	refuses atomic.Bool
 	// until is before when it is not asked, in Unix nanoseconds.
 	until atomic.Int64
+	// ends is when what it computes was to be there, likewise.
+	ends atomic.Int64
+	// refusals are how many prefixes in a row were refused, as long as none was computed;
+	// able: one was. They are the prewarmer's, and the request's while it is busy.
+	refusals int
+	able     bool
 }
 
 func newPrewarmer(s *Server) prewarmer {
@@ -191,24 +199,49 @@ func (p *prewarmer) askFor(x policy.Prefix, m *Model, r *Replica, c *policy.Cand
 	}
 	n := m.Prewarming.Cut(len(x.IDs), held, c, block)
 	size := int64(mostDigits*n + smallPiece)
-	if p.s.buffered.Load()+size > p.s.limits.Load().MaxBuffered || !r.gate.enterAlone() {
+	limits := p.s.limits.Load()
+	if p.s.buffered.Load()+size > limits.MaxBuffered {
+		return true
+	}
+	asked := policy.Request{Tokens: n}
+	c.Cached = policy.Count(held)
+	c.CachedGPU, c.CachedCPU = c.Cached, c.Cached
+	expected := policy.TTFT(&asked, c)
+	limit := max(p.within, durationOf(p.longer*expected))
+	ctx, cancel := context.WithTimeout(context.Background(), min(limit, limits.RequestTimeout))
+	if !r.gate.enterAlone(cancel) {
+		cancel()
 		return true
 	}
 	prompt.IDs, prompt.Chain = prompt.IDs[:n], prompt.Chain[:n/block]
-	c.Cached = policy.Count(held)
-	c.CachedGPU, c.CachedCPU = c.Cached, c.Cached
-	piece := &aheadPiece{p: p, model: m, replica: r, index: known.index, prefix: x, prompt: prompt, at: *c, size: size}
-	asked := policy.Request{Tokens: n}
+	piece := &aheadPiece{p: p, model: m, replica: r, index: known.index, cancel: cancel, prefix: x, prompt: prompt, at: *c,
+		expected: expected, size: size}
 	piece.sending.Promise(&r.standing, n, 1, held)
-	piece.expected = policy.TTFT(&asked, c)
 	p.s.buffered.Add(size)
-	limit := max(p.within, durationOf(p.longer*piece.expected))
-	ctx, cancel := context.WithTimeout(context.Background(), min(limit, p.s.limits.Load().RequestTimeout))
-	piece.cancel = cancel
+	r.ahead.ends.Store(now.Add(durationOf(expected)).UnixNano())
 	r.ahead.busy.Store(true)
 	p.under[r] = piece
 	p.sending.Go(func() { piece.run(ctx) })
 	return true
+}
+
+// giveWay ends what the replica that was picked computes ahead if the request would have its
+// first token in its budget without that, and not with it. It returns how many seconds sooner
+// it has it.
+func (x *exchange) giveWay(now time.Time) (sooner float64) {
+	i := x.choice.Index
+	if x.budget <= 0 || i < 0 {
+		return 0
+	}
+	r, budget := x.places[i], x.budget.Seconds()
+	if !r.ahead.busy.Load() || x.expected <= budget {
+		return 0
+	}
+	left := time.Unix(0, r.ahead.ends.Load()).Sub(now).Seconds()
+	if sooner = min(left, x.candidates[i].Wait); sooner <= 0 || x.expected-sooner > budget || !r.gate.endAlone() {
+		return 0
+	}
+	return sooner
 }
 
 // prefixPrompt is what ids are to the index, where blocks have so many tokens.
@@ -261,11 +294,11 @@ type aheadPiece struct {
 // What comes of what is computed ahead.
 const (
 	prewarmComputed    = "computed"
-	prewarmRefused     = "refused"     // by a status that says that it would be again
+	prewarmRefused     = "refused"     // by a status that says that the same would be again
 	prewarmUnavailable = "unavailable" // by another status
 	prewarmFailed      = "failed"      // no answer came
 	prewarmTimeout     = "timeout"
-	prewarmStopped     = "stopped" // the replica has left, or it is not wanted any more
+	prewarmStopped     = "stopped" // it was in the way of a client, or is not wanted any more
 )
 
 var prewarmOutcomes = [...]string{prewarmComputed, prewarmRefused, prewarmUnavailable, prewarmFailed, prewarmTimeout, prewarmStopped}
@@ -283,7 +316,7 @@ func (a *aheadPiece) run(ctx context.Context) {
 	outcome := prewarmComputed
 	switch {
 	case err == nil && status == http.StatusOK:
-	case err == nil && status/100 == 4 && status != http.StatusTooManyRequests:
+	case err == nil && status/100 == 4 && status != http.StatusTooManyRequests && status != http.StatusRequestTimeout:
 		outcome = prewarmRefused
 	case err == nil:
 		outcome = prewarmUnavailable
@@ -317,10 +350,16 @@ func (a *aheadPiece) conclude(outcome string, status int, now time.Time) {
 	s.stats.prewarms.WithLabelValues(label, outcome).Inc()
 	switch outcome {
 	case prewarmComputed:
+		r.ahead.able = true
 		s.stats.prewarmed.WithLabelValues(label).Add(float64(max(n-a.found, 0)))
 		a.model.State.prefixes.Holds(a.prefix.Key, r.key, n)
 	case prewarmStopped:
 	case prewarmRefused:
+		if !a.refusesAll(status) {
+			a.model.State.prefixes.Forget(a.prefix.Key, r.key)
+			r.ahead.until.Store(now.Add(prewarmAgain).UnixNano())
+			return
+		}
 		if !r.ahead.refuses.Swap(true) {
 			what := "its log says why; if it is to be so, set routing.prewarm, or the model's, to off"
 			if status == http.StatusUnauthorized || status == http.StatusForbidden {
@@ -331,6 +370,20 @@ func (a *aheadPiece) conclude(outcome string, status int, now time.Time) {
 	default:
 		r.ahead.until.Store(now.Add(prewarmAgain).UnixNano())
 	}
+}
+
+// refusesAll reports that an engine which has refused the piece with that status would
+// refuse others too. It may be the prefix alone: the prompts of one model are longer at some
+// engines than others take, and adapters come and go.
+func (a *aheadPiece) refusesAll(status int) bool {
+	switch status {
+	case http.StatusUnauthorized, http.StatusForbidden:
+		return true
+	case http.StatusNotFound, http.StatusMethodNotAllowed:
+		return a.model.Parent == "" && !a.replica.ahead.able
+	}
+	a.replica.ahead.refusals++
+	return !a.replica.ahead.able && a.replica.ahead.refusals >= prewarmRefusals
 }
 
 // compute asks the engine for a token after the piece, and reads its answer.

@@ -270,7 +270,7 @@ func TestPrewarmWaits(t *testing.T) {
 		{"it has as many as it may", swap(func(r *prewarmRig, on bool) {
 			r.replicas[1].SetBounds(1, 1)
 			if g := &r.replicas[1].gate; on {
-				g.enterAlone()
+				g.enterAlone(nil)
 			} else {
 				g.leaveAlone()
 			}
@@ -383,6 +383,7 @@ func TestPrewarmFails(t *testing.T) {
 		{"a key is missing", status(401, "no"), prewarmRefused, "refuses"},
 		{"a key is wrong", status(403, "no"), prewarmRefused, "refuses"},
 		{"it is no such path", status(404, "no"), prewarmRefused, "refuses"},
+		{"it was too slow to send", status(408, "no"), prewarmUnavailable, "pauses"},
 		{"too many requests", status(429, "no"), prewarmUnavailable, "pauses"},
 		{"it is broken", status(500, "no"), prewarmUnavailable, "pauses"},
 		{"it is elsewhere", status(302, "no"), prewarmUnavailable, "pauses"},
