@@ -55,7 +55,7 @@ func referenceCost(m *CostModel, r *Request, cs []Candidate, i int) (cost float6
 	each := n(0)
 	if wait.Sign() > 0 {
 		busy := quo(wait, add(wait, quo(mul(a, tokens), n(10))))
-		each = mul(mul(n(m.OwnWorkBusy), busy), add(a, quo(mul(b, tokens), n(2))))
+		each = mul(mul(n(m.OwnWorkBusy), busy), add(a, mul(b, tokens)))
 	}
 	if len(cs) > mostCounted {
 		each = n(m.busyEach(r, cs)) // it goes by some of them then

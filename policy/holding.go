@@ -20,8 +20,8 @@ package policy
 // code, and the 99th percentile 2 % less, 10 % more and 10 % less. Of the reference fleet,
 // and of W1, W5 and W6, hardly anything is held. W4 before 2 L40S at 6 requests a second,
 // which is more than they can do, three seeds: 2,923 instead of 3,923 ms, with a 99th
-// percentile 4 % less. With Pieces it is 880 instead of 903, 704 instead of 693, 1,855
-// instead of 2,159, and 3,297 instead of 4,069 ms.
+// percentile 4 % less. With Pieces it is 881 instead of 906, 696 instead of 694, 1,846
+// instead of 2,176, and 3,245 instead of 4,259 ms.
 //
 // Engines in steps get less done with less before them. With 2,048 for stepTokens, W4 at
 // 6 requests a second has a mean of 8,089 ms and at 5 a 99th percentile of 2,725 instead

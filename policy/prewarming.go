@@ -19,6 +19,25 @@ import (
 // compute it there, it is computed there: so all that is computed ahead costs no more than
 // was lost without it, as who has paid as much rent as a thing costs buys it (ski rental:
 // Karlin, Manasse, Rudolph, Sleator 1988).
+//
+// In virtual time, with a Length of 100 ms, times what it is with nothing computed ahead, of
+// three seeds, of the bursts nine and of the sessions twelve:
+//
+//	                                   mean ttft   p50 ttft   p99 ttft   mean answer
+//	agents, 8 H100 (W3, 8/s)           0.96        0.95       0.98       0.97
+//	agents, 8 H100 (W3, 16/s)          0.99        0.97       1.01       0.98
+//	agents, 8 H100 (W3, 28/s)          0.97        0.98       1.00       0.97
+//	agents, 8 H100 (W3), 400 requests  0.88        0.87       1.01       0.92
+//	agents, 4 H100 and 4 L40S (W3)     0.96        1.00       0.90       0.97
+//	system prompts, 8 H200 (W1, 48/s)  1.00        1.00       0.96       1.00
+//	system prompts, 8 H200 (W1, 76/s)  0.98        0.99       0.98       0.99
+//	bursts, a slow engine (W5, 44/s)   0.94        0.89       0.88       0.99
+//	sessions, one throttled of 3       1.01        0.98       1.21       1.03
+//
+// The last are at more replicas when one of them is throttled. Of Mooncake's traces nothing
+// is computed ahead, or hardly anything. What requests have lost is by costs, in which a
+// prefill where others idle is a little cheaper than its time (CostModel.OwnWork): by its time
+// alone half of what agents gain is gone.
 type Prewarming struct {
 	// Length is how many seconds a piece takes at most in which it is computed: whoever
 	// comes meanwhile waits for no more.
