@@ -395,6 +395,9 @@ func losses(c *workload.Comparison) string {
 			if m.served && refusesMore(s, ours) {
 				continue
 			}
+			if !m.served && m.of(ours)-m.of(s) < near {
+				continue // of a few among all a part says nothing
+			}
 			if s != ours && s.Requests > 0 && m.of(s) > 0 && m.of(s) < m.of(ours)*(1-near) {
 				by := change(m.of(s)/m.of(ours) - 1)
 				if s.Spread.Runs > 1 && ours.Spread.Runs > 1 && m.served && m.ends(&s.Spread)[1] >= m.ends(&ours.Spread)[0] {

@@ -91,11 +91,11 @@ func (w Prewarming) Idle(c *Candidate) bool {
 }
 
 // Cut is how many of a prefix's tokens the candidate is let compute next, of which it has so
-// many in blocks.
+// many in blocks: no piece leaves less than is worth another one.
 func (w Prewarming) Cut(tokens, held int, c *Candidate, block int) int {
 	at := *c
 	at.Cached = Count(held)
-	if n := (Pieces{Length: w.Length}).Cut(&Request{Tokens: tokens}, &at, block); n > 0 {
+	if n := (Pieces{Length: w.Length}).Cut(&Request{Tokens: tokens}, &at, block); n > 0 && tokens-n >= leastPrefix {
 		return n
 	}
 	return tokens

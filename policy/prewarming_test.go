@@ -141,6 +141,10 @@ func TestPrewarmingCut(t *testing.T) {
 	f(10_000, 0, even, 2048, 2048)
 	f(10_000, 0, Candidate{Speed: Speed{A: 1e-2}}, 16, 512)
 	f(10_000, 0, Candidate{}, 16, 10_000)
+	// Less than is worth another piece is not left.
+	f(1952, 1024, Candidate{Speed: Speed{A: 1e-2}}, 16, 1952)
+	f(1536, 512, Candidate{Speed: Speed{A: 1e-2}}, 16, 1024)
+	f(1535, 512, Candidate{Speed: Speed{A: 1e-2}}, 16, 1535)
 	// What the candidate was described with is of another prompt.
 	f(10_000, 0, Candidate{Speed: even.Speed, Cached: 9000}, 16, 992)
 }

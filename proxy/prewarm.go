@@ -331,7 +331,11 @@ func (a *aheadPiece) run(ctx context.Context) {
 	now := time.Now()
 	a.sending.Leave(now)
 	a.conclude(outcome, status, now)
-	s.log.Debug("prewarm", "model", a.model.Name, "replica", r.ID, "outcome", outcome, "status", status, "error", err,
+	log := s.log
+	if err != nil {
+		log = log.With("error", err)
+	}
+	log.Debug("prewarm", "model", a.model.Name, "replica", r.ID, "outcome", outcome, "status", status,
 		"tokens", len(a.prompt.IDs), "cached_tokens", a.found, "of", len(a.prefix.IDs), "expected_seconds", a.expected, "seconds", now.Sub(began).Seconds())
 	s.buffered.Add(-a.size)
 	r.gate.leaveAlone()

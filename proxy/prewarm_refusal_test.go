@@ -39,7 +39,7 @@ func TestPrewarmRefusesOnePrefix(t *testing.T) {
 			r.asks(4)
 			r.replicas[1].ahead.until.Store(0)
 			time.Sleep(aWhile)
-			if n := r.engines[1].ahead(); !slices.Equal(n, []int{512, 512, 1024}) {
+			if n := r.engines[1].ahead(); !slices.Equal(n, []int{512, 512, 1300}) {
 				t.Errorf("it was asked for %v, and %s", n, r.state())
 			}
 			r.over()
@@ -71,7 +71,7 @@ func TestPrewarmWithoutAdapter(t *testing.T) {
 	r.asks(4)
 	r.replicas[1].ahead.until.Store(0)
 	time.Sleep(aWhile)
-	if n := r.engines[1].ahead(); !slices.Equal(n, []int{512, 512, 1024}) {
+	if n := r.engines[1].ahead(); !slices.Equal(n, []int{512, 512, 1300}) {
 		t.Errorf("it was asked for %v, and %s", n, r.state())
 	}
 	r.over()

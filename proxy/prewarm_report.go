@@ -41,10 +41,11 @@ type PrewarmLoss struct {
 }
 
 // PrewarmReplica is how a replica stands to what is computed ahead. State is "ready",
-// "computes", "pauses" after it has failed, or "refuses".
+// "computes", "pauses" after it has failed, "refuses", or "left out", and then Why is why.
 type PrewarmReplica struct {
 	Replica string `json:"replica"`
 	State   string `json:"state"`
+	Why     string `json:"why,omitempty"`
 	// PausesMS is for how long it is not asked.
 	PausesMS float64 `json:"pauses_ms,omitempty"`
 }
@@ -52,6 +53,11 @@ type PrewarmReplica struct {
 // Prewarm tells what a model's replicas compute ahead. It may be called at any time.
 func (s *Server) Prewarm(m *Model, now time.Time) PrewarmReport {
 	out := PrewarmReport{Model: m.Name, PieceMS: float64(milliseconds(m.Prewarming.Length)), Prefixes: []PrewarmPrefix{}, Replicas: []PrewarmReplica{}}
+	known := s.cache.Load()
+	var look index.Lookup
+	if known != nil {
+		known.index.Look(&look, &index.Prompt{})
+	}
 	for _, r := range m.Replicas {
 		row := PrewarmReplica{Replica: r.ID, State: "ready"}
 		pause := time.Unix(0, r.ahead.until.Load()).Sub(now)
@@ -62,14 +68,16 @@ func (s *Server) Prewarm(m *Model, now time.Time) PrewarmReport {
 			row.State = "refuses"
 		case pause > 0:
 			row.State, row.PausesMS = "pauses", float64(pause.Milliseconds())
+		default:
+			if row.Why = m.leavesOut(r, &look); row.Why != "" {
+				row.State = "left out"
+			}
 		}
 		out.Replicas = append(out.Replicas, row)
 	}
 	if m.State == nil {
 		return out
 	}
-	known := s.cache.Load()
-	var look index.Lookup
 	for _, x := range m.State.prefixes.All(now) {
 		p := PrewarmPrefix{Key: strconv.FormatUint(x.Key, 16), Tokens: len(x.IDs), Asked: math.Round(x.Asked*100) / 100, Replicas: []PrewarmLoss{}}
 		looked := 0 // for blocks of that size
@@ -99,4 +107,24 @@ func (s *Server) Prewarm(m *Model, now time.Time) PrewarmReport {
 		out.Prefixes = append(out.Prefixes, p)
 	}
 	return out
+}
+
+// leavesOut is why nothing is asked of a replica, "" where nothing is known against it. look
+// was asked just now.
+func (m *Model) leavesOut(r *Replica, look *index.Lookup) string {
+	switch {
+	case !m.Prewarming.On():
+		return "routing.prewarm, or the model's, is off, or the policy is not cost_model"
+	case !look.Exact(r.Slot):
+		return "its cache is not known exactly; /debug/index says why"
+	case r.block.Load() <= 0:
+		return "the size of its blocks is not known"
+	case r.failures.Load() > 0:
+		return "it has failed"
+	case r.allChats.Load():
+		return "it is sent whole chats"
+	case r.gate.lineless():
+		return "it has max_concurrency and no line"
+	}
+	return ""
 }

@@ -169,8 +169,8 @@ func TestPrewarm(t *testing.T) {
 	hangs := r.loses()
 	before = r.s.Prewarm(r.s.fleet.Load().Models["m"], time.Now())
 	r.replicas[1].ahead.until.Store(0)
-	r.computes(512, 1024)
-	if a := r.asks(1); a[0] != "200 e1 1024" {
+	r.computes(512, 1300)
+	if a := r.asks(1); a[0] != "200 e1 1300" {
 		t.Errorf("then by %s", a)
 	}
 	time.Sleep(aWhile)
@@ -199,7 +199,7 @@ func TestPrewarm(t *testing.T) {
 	if n := r.outcomes(prewarmComputed); n != 2 {
 		t.Errorf("%d are counted", n)
 	}
-	if n := counted(r.s.stats.prewarmed, func(name, value string) bool { return value == "m" }); n != 1024 {
+	if n := counted(r.s.stats.prewarmed, func(name, value string) bool { return value == "m" }); n != 1300 {
 		t.Errorf("%v tokens are counted", n)
 	}
 	if len(before.Prefixes) == 0 || before.Prefixes[0].Tokens != 1300 || before.Prefixes[0].Asked < 3 || before.Replicas[1].State != "pauses" {
@@ -207,6 +207,15 @@ func TestPrewarm(t *testing.T) {
 	}
 	if l := before.Prefixes[0].Replicas; l[0].LostMS != 0 || l[0].HeldTokens != 1300 || l[0].ComputeMS != 0 || l[1].LostMS < 6500 || l[1].HeldTokens != 0 || l[1].ComputeMS < 6500 {
 		t.Errorf("before: %+v", l)
+	}
+	r.index.SetState(1, index.Repairing, "")
+	if x := r.s.Prewarm(r.s.fleet.Load().Models["m"], time.Now()).Replicas; x[0].Why != "" || x[1].State != "left out" || !strings.Contains(x[1].Why, "not known exactly") {
+		t.Errorf("with a cache that is not known: %+v", x)
+	}
+	r.index.SetState(1, index.Exact, "")
+	r.change(func(m *Model) { m.Prewarming = policy.Prewarming{} })
+	if x := r.s.Prewarm(r.s.fleet.Load().Models["m"], time.Now()).Replicas[0]; x.State != "left out" || !strings.Contains(x.Why, "off") {
+		t.Errorf("where it is off: %+v", x)
 	}
 	i := slices.IndexFunc(after.Prefixes, func(p PrewarmPrefix) bool { return p.Key == before.Prefixes[0].Key })
 	if l := after.Prefixes[i].Replicas[1]; l.LostMS != 0 || l.HeldTokens != 1300 || after.Replicas[1].State != "ready" {
@@ -316,7 +325,7 @@ func TestPrewarmWaits(t *testing.T) {
 				r.over()
 				return // who was foretold to take so long is learned to be fast: nothing may be due any more
 			}
-			r.computes(512, 1024)
+			r.computes(512, 1300)
 			r.over()
 		})
 	}
@@ -448,9 +457,9 @@ func TestPrewarmFails(t *testing.T) {
 				r.replicas[1].ahead.until.Store(0) // it has waited for long enough
 			}
 			if begun {
-				r.computes(512, 1024)
+				r.computes(512, 1300)
 			} else {
-				r.computes(512, 512, 1024)
+				r.computes(512, 512, 1300)
 			}
 			r.over()
 		})
@@ -547,7 +556,7 @@ func TestPrewarmEnds(t *testing.T) {
 			eventually(t, 20*time.Second, "it has ended", func() bool { return r.replicas[1].InFlight() == 0 && r.outcomes(prewarmStopped) == 1 })
 			r.engines[1].does(func(c *engineSide, a *askedOf) bool { return false })
 			back()
-			r.computes(512, 512, 1024)
+			r.computes(512, 512, 1300)
 			r.over()
 		})
 	}
@@ -590,14 +599,14 @@ func TestPrewarmAdapter(t *testing.T) {
 	for i := range 4 {
 		r.begins("q", completion(system+fmt.Sprint(i, " is the question"), `"model":"lora"`)).answer()
 	}
-	r.computes(512, 1024)
+	r.computes(512, 1300)
 	if body := r.engines[1].firstAhead().body; !strings.HasPrefix(body, `{"model":"lora",`) {
 		t.Errorf("it was asked %.100s", body)
 	}
 	if n := len(m.State.prefixes.All(time.Now())); n != 0 {
 		t.Errorf("the base has %d prefixes", n)
 	}
-	if n := counted(r.s.stats.prewarmed, func(name, value string) bool { return value == "lora" }); n != 1024 {
+	if n := counted(r.s.stats.prewarmed, func(name, value string) bool { return value == "lora" }); n != 1300 {
 		t.Errorf("%v tokens are counted", n)
 	}
 	r.over()

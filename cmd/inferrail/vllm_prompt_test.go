@@ -153,7 +153,7 @@ func counted(t *testing.T, r reply) (tokens int, sequences [][]uint32) {
 // followedPrompts is what an agent says of how tiny's prompts are followed.
 type followedPrompts struct {
 	State, Why, Tokenizer string
-	Probes                []struct{ Result, Via, What string }
+	Probes                []followedProbe
 }
 
 func (g *guard) prompts() (f followedPrompts) {
@@ -175,11 +175,16 @@ func (g *guard) prompts() (f followedPrompts) {
 	return f
 }
 
+// followedProbe is one replica's.
+type followedProbe struct{ Result, Via, What string }
+
 // awaitPrompts waits until they are so, and probed with that result.
 func (g *guard) awaitPrompts(t *testing.T, state, result string) (f followedPrompts) {
 	t.Helper()
 	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(50 * time.Millisecond) {
-		if f = g.prompts(); f.State == state && len(f.Probes) == 1 && f.Probes[0].Result == result {
+		f = g.prompts()
+		other := slices.IndexFunc(f.Probes, func(p followedProbe) bool { return p.Result != result })
+		if f.State == state && len(f.Probes) > 0 && other < 0 {
 			return f
 		}
 		if time.Now().After(end) {
