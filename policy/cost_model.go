@@ -115,8 +115,8 @@ const overloadFree = 8
 // than least_request has; in fleets of several kinds its median may be more, where some are
 // many times as fast and hardly keep up, and its 99th percentile and mean are not.
 //
-// Of the recorded conversations the mean is 1.13 times the bound, at which all replicas hold
-// all, at their speed and at 1.8 times it (--speed 1.8), and 1.17 and 1.24 without Pieces. All
+// Of the recorded conversations the mean is 1.14 times the bound, at which all replicas hold
+// all, at their speed and 1.13 at 1.8 times it (--speed 1.8), and 1.18 and 1.23 without Pieces. All
 // caches together have 99 % of what one as large as all would find; what is found at the
 // replica that is chosen is less, for to wait there costs more than to compute it elsewhere.
 // What Holding gives is in these numbers. With own_work=2 they find 98 and 97 % of it instead of
