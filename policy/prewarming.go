@@ -95,7 +95,7 @@ func (w Prewarming) Idle(c *Candidate) bool {
 func (w Prewarming) Cut(tokens, held int, c *Candidate, block int) int {
 	at := *c
 	at.Cached = Count(held)
-	if n := (Pieces{Length: w.Length}).Cut(&Request{Tokens: tokens}, &at, block); n > 0 && tokens-n >= leastPrefix {
+	if n := Pieces(w).Cut(&Request{Tokens: tokens}, &at, block); n > 0 && tokens-n >= leastPrefix {
 		return n
 	}
 	return tokens
