@@ -156,7 +156,8 @@ func TestLoadMeasuresToTheEnd(t *testing.T) {
 		end(w, 3)
 	}, 3, 3, time.Millisecond).mustRun(t)
 	for _, r := range result.records {
-		if r.Output != 3 || len(r.Gaps) != 0 || r.End-r.First < silent {
+		// The first token may be seen late.
+		if r.Output != 3 || len(r.Gaps) != 0 || r.First > r.End || r.End-r.Sent < silent {
 			t.Errorf("%+v", r)
 		}
 	}
