@@ -111,7 +111,7 @@ func TestHoldNearBound(t *testing.T) {
 		fleet.Hold, fleet.Pieces = 50*time.Millisecond, 500*time.Millisecond
 		got := run()
 		t.Logf("%s: mean %.3f times the bound, without both %.3f; p99 %.0f and %.0f", w.Name, got.TTFT.Mean/bound.TTFT.Mean, without.TTFT.Mean/bound.TTFT.Mean, got.TTFT.P99, without.TTFT.P99)
-		if got.TTFT.Mean > most*bound.TTFT.Mean || got.TTFT.Mean > without.TTFT.Mean || got.TTFT.P99 > 1.03*without.TTFT.P99 {
+		if got.TTFT.Mean > most*bound.TTFT.Mean || got.TTFT.Mean > without.TTFT.Mean || got.TTFT.P99 > 1.05*without.TTFT.P99 {
 			t.Errorf("%s: mean %.0f and p99 %.0f, without both %.0f and %.0f; the bound is %.0f", w.Name, got.TTFT.Mean, got.TTFT.P99, without.TTFT.Mean, without.TTFT.P99, bound.TTFT.Mean)
 		}
 	}
