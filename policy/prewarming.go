@@ -68,6 +68,9 @@ const (
 	// muchSlower is how many times as long as the chosen one a replica may take for what is
 	// left of the prompt: to compute something ahead at a slower one draws requests there.
 	muchSlower = 2
+	// priceEach is how much more it costs to compute a prefix for each sequence that is
+	// generated meanwhile: CostModel.Interference of the default.
+	priceEach = 0.01
 	// leastLoss is how many seconds all that requests have lost must be to be remembered.
 	leastLoss = 1e-4
 )
@@ -312,10 +315,6 @@ func (p *Prefixes) Pending(now time.Time) bool {
 	return pending
 }
 
-// priceEach is how much more it costs to compute a prefix for each sequence that is
-// generated meanwhile: CostModel.Interference of the default.
-const priceEach = 0.01
-
 // Holds says that a replica of that Candidate.Key has the first tokens of the prefix, and
 // reports whether it lacks some that are worth it. What was lost before it had them all
 // counts no longer, nor does what was lost before it had more than now: that has paid for
@@ -381,7 +380,7 @@ func (p *Prefixes) All(now time.Time) []Lost {
 		left := fading(now.Sub(e.at))
 		l := Lost{Prefix: e.Prefix, Asked: e.asked * left}
 		for _, at := range e.losses {
-			l.At = append(l.At, LostAt{at.replica, int(at.held), at.seconds * left})
+			l.At = append(l.At, LostAt{at.replica, at.held, at.seconds * left})
 		}
 		list, lost[e.Key] = append(list, l), e.lost()*left
 	}
