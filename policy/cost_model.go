@@ -101,10 +101,10 @@ const overloadFree = 8
 //	own_work=1:own_work_busy=0:interference=0  1.07  1.04  1.38  1.20  1.13
 //	own_work=2:own_work_busy=0:interference=0  1.10  1.05  1.85  1.22  1.13
 //	own_work_busy=0                            1.06  1.04  1.40  1.20  1.13
-//	own_work_busy=2                            1.06  1.04  1.41  1.19  1.13
+//	own_work_busy=2                            1.06  1.04  1.41  1.17  1.13
 //	interference=0                             1.06  1.04  1.42  1.17  1.13
-//	crowd=0                                    1.06  1.04  1.40  1.19  1.13
-//	company=0                                  1.06  1.04  1.43  1.18  1.13
+//	crowd=0                                    1.06  1.04  1.40  1.17  1.13
+//	company=0                                  1.06  1.04  1.43  1.17  1.13
 //	slack_share=0                              1.06  1.04  1.41  1.17  1.13
 //	lmetric                                    1.06  1.05  1.57  1.47  1.21
 //
