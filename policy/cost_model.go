@@ -142,12 +142,12 @@ const overloadFree = 8
 //	agents, 8 H100 (W3, 16/s)          1.01         0.97         0.96         0.98
 //	agents, 8 H100 (W3, 28/s)          1.02         1.02         0.99         0.99
 //	agents, 8 H100 (W3), 400 requests  0.92         0.89         0.98         0.93
-//	agents, 8 L40S (W3, 5/s)           1.00         0.99         1.08         0.95
+//	agents, 8 L40S (W3, 5/s)           1.02         1.00         1.08         0.95
 //	agents, 4 H100 and 4 L40S (W3)     1.02         1.02         1.05         1.00
 //	chats, 4 H100 and 4 L40S (W2)      1.02         0.99         1.09         1.03
 //	sessions, one throttled of 3       0.84         0.96         0.82         0.82
-//	system prompts, 8 H200 (W1, 76/s)  1.01         1.00         1.01         1.00
-//	bursts, a slow engine (W5, 44/s)   0.94         0.93         1.09         0.97
+//	system prompts, 8 H200 (W1, 76/s)  1.00         1.00         0.98         1.00
+//	bursts, a slow engine (W5, 44/s)   0.98         0.98         1.01         0.99
 //
 // Weights between 0.8 and 1.5 are within what seeds differ by of each other. Were all that is
 // cached to count, system prompts that many ask behind would: the bursts have 16 % more of the

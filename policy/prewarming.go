@@ -30,8 +30,8 @@ import (
 //	agents, 8 H100 (W3), 400 requests  0.88        0.87       1.01       0.92
 //	agents, 4 H100 and 4 L40S (W3)     0.96        1.00       0.90       0.97
 //	system prompts, 8 H200 (W1, 48/s)  1.00        1.00       0.96       1.00
-//	system prompts, 8 H200 (W1, 76/s)  0.98        0.99       0.98       0.99
-//	bursts, a slow engine (W5, 44/s)   0.94        0.89       0.88       0.99
+//	system prompts, 8 H200 (W1, 76/s)  0.97        0.98       0.99       0.99
+//	bursts, a slow engine (W5, 44/s)   0.80        0.89       0.70       0.99
 //	sessions, one throttled of 3       1.01        0.98       1.21       1.03
 //
 // The last are at more replicas when one of them is throttled. Of Mooncake's traces nothing
