@@ -36,15 +36,22 @@ func TestPrewarmRefusesOnePrefix(t *testing.T) {
 			if s := r.state(); s != "pauses" {
 				t.Errorf("it %s", s)
 			}
-			r.asks(4)
-			r.replicas[1].ahead.until.Store(0)
-			time.Sleep(aWhile)
-			if n := r.engines[1].ahead(); !slices.Equal(n, []int{512, 512, 1300}) {
-				t.Errorf("it was asked for %v, and %s", n, r.state())
-			}
-			r.over()
+			r.computesOthers(t)
 		})
 	}
+}
+
+// computesOthers asks for what begins otherwise than what the engine has refused first, which
+// it is then let compute.
+func (r *prewarmRig) computesOthers(t *testing.T) {
+	t.Helper()
+	r.asks(4)
+	r.replicas[1].ahead.until.Store(0)
+	time.Sleep(aWhile)
+	if n := r.engines[1].ahead(); !slices.Equal(n, []int{512, 512, 1300}) {
+		t.Errorf("it was asked for %v, and %s", n, r.state())
+	}
+	r.over()
 }
 
 // An engine that does not know an adapter goes on to compute what prompts of its base begin
@@ -68,13 +75,7 @@ func TestPrewarmWithoutAdapter(t *testing.T) {
 		r.begins("q", completion(system+fmt.Sprint("lora ", i), `"model":"lora"`)).answer()
 	}
 	eventually(t, 20*time.Second, "it is asked", func() bool { return len(r.engines[1].ahead()) == 1 && !r.replicas[1].ahead.busy.Load() })
-	r.asks(4)
-	r.replicas[1].ahead.until.Store(0)
-	time.Sleep(aWhile)
-	if n := r.engines[1].ahead(); !slices.Equal(n, []int{512, 512, 1300}) {
-		t.Errorf("it was asked for %v, and %s", n, r.state())
-	}
-	r.over()
+	r.computesOthers(t)
 }
 
 // An engine that refuses whatever it is asked for is not asked for ever.
