@@ -10,8 +10,10 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -71,7 +73,7 @@ func startWith(h *host, dir, name string, command []string, worker bool) (*proce
 		}
 	}
 	if err == nil {
-		err = h.do(p.cmd.Start)
+		err = launch(h, p.cmd)
 	}
 	if err != nil {
 		log.Close()
@@ -98,6 +100,30 @@ func startWith(h *host, dir, name string, command []string, worker bool) (*proce
 	}()
 	return p, nil
 }
+
+// launch starts a command on h. PR_SET_PDEATHSIG follows the thread that has started a
+// process. That of a host ends with the host; on the machine itself it is one that stays,
+// for whichever goroutine asks may be on a thread that a host takes later, and ends.
+func launch(h *host, cmd *exec.Cmd) error {
+	if h != nil {
+		return h.do(cmd.Start)
+	}
+	result := make(chan error, 1)
+	launcher() <- func() { result <- cmd.Start() }
+	return <-result
+}
+
+// launcher is the thread of launch.
+var launcher = sync.OnceValue(func() chan<- func() {
+	starts := make(chan func())
+	go func() {
+		runtime.LockOSThread()
+		for start := range starts {
+			start()
+		}
+	}()
+	return starts
+})
 
 // line returns the next line of a worker's output.
 func (p *process) line(ctx context.Context, timeout time.Duration) (string, error) {
