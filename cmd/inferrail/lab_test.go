@@ -31,12 +31,19 @@ import (
 	"github.com/inferrail/inferrail/simulator"
 )
 
+// The process's first thread is kept for TestMain, which stays at home. /proc/net is
+// that thread's, whoever reads it, and unlike others it cannot end: a goroutine that
+// enters a network namespace there and never unlocks it, as those do that start agents
+// in a lab, would leave this process with the sockets of that namespace for good.
+func init() { runtime.LockOSThread() }
+
 // TestMain lets the test binary be the agent: with INFERRAIL_RUN=1 it runs the
 // command line like the real one, race detector included.
 func TestMain(m *testing.M) {
 	// Children of a benchmark have an environment without our variables: they are known
 	// by their command, where a test has flags.
 	if os.Getenv("INFERRAIL_RUN") == "1" || len(os.Args) > 1 && !strings.HasPrefix(os.Args[1], "-") {
+		runtime.UnlockOSThread() // as the program has it
 		signals := make(chan os.Signal, 2)
 		signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
 		os.Exit(run(&env{args: os.Args[1:], stdout: os.Stdout, stderr: os.Stderr, signals: signals}))
