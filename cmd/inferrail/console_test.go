@@ -169,7 +169,11 @@ func TestConsole(t *testing.T) {
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	began := time.Now()
-	if err := cmd.Run(); err != nil {
+	err = launch(cmd)
+	if err == nil {
+		err = cmd.Wait()
+	}
+	if err != nil {
 		t.Errorf("%v, %v\n%s", err, ctx.Err(), &out)
 		return
 	}

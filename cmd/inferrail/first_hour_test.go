@@ -386,10 +386,16 @@ func (w *walk) end(c *child) {
 	}
 }
 
-// interrupt ends all that is left.
+// interrupt ends all that is left. A command that has ended, with all that held its
+// output, is passed over: its group's number may be another's by now.
 func (w *walk) interrupt() {
 	w.cancel()
 	for _, c := range w.children {
+		select {
+		case <-c.ended:
+			continue
+		default:
+		}
 		syscall.Kill(-c.cmd.Process.Pid, syscall.SIGKILL)
 		<-c.ended
 	}
