@@ -12,6 +12,15 @@ import (
 // nothing is decided.
 var inFours = cpu.X86.HasAVX2
 
+// scoreFours is scoring.block for n candidates, a multiple of 4, not 0 and at most
+// scoredPart: it sets their costs, which are the same to the bit, and adds what it finds to
+// s, but the least cost, which lowest finds sooner. Nothing is to be special in s before.
+// Of replicas with full caches it does not look who has a queue: all are special.
+// scoring.part calls it, from any goroutine, each with its own s.
+//
+//go:noescape
+func scoreFours(s *scoring, candidates *Candidate, costs *float64, n int)
+
 // leastFours is lowest of n costs, a multiple of 4. lowest calls it, from any goroutine.
 //
 //go:noescape
@@ -31,7 +40,17 @@ func nearFours(costs *float64, n int, bar float64, near *[nearWords]uint64)
 func alikeFours(candidates *Candidate, costs *float64, n int) bool
 
 // What the assembly takes for granted, or this does not compile: a candidate begins with two
-// times four numbers of 32 bits.
+// times four numbers of 32 bits, and four of 64.
 var _ = [1]struct{}{}[unsafe.Offsetof(Candidate{}.Cached)|
 	unsafe.Offsetof(Candidate{}.InFlight)^4|
-	unsafe.Offsetof(Candidate{}.Share)^24]
+	unsafe.Offsetof(Candidate{}.CachedGPU)^8|
+	unsafe.Offsetof(Candidate{}.CachedCPU)^12|
+	unsafe.Offsetof(Candidate{}.Decoding)^16|
+	unsafe.Offsetof(Candidate{}.Company)^20|
+	unsafe.Offsetof(Candidate{}.Share)^24|
+	unsafe.Offsetof(Candidate{}.KV)^28|
+	unsafe.Offsetof(Candidate{}.Wait)^32|
+	unsafe.Offsetof(Candidate{}.Speed)^40|
+	unsafe.Offsetof(Speed{}.A)|
+	unsafe.Offsetof(Speed{}.B)^8|
+	unsafe.Offsetof(Speed{}.D)^16]
