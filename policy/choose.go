@@ -85,17 +85,28 @@ func Choose(p Policy, r *Request, candidates []Candidate, costs []float64) Choic
 }
 
 // indifferent reports that there are several and no difference between them, as in a fleet
-// that idles.
+// that idles. Where it does not see that there is none, best makes the same choice.
 func indifferent(candidates []Candidate, costs []float64) bool {
 	costs = costs[:len(candidates)]
+	if len(candidates) < 2 || !(costs[0] < math.Inf(1)) {
+		return false
+	}
+	from := 0
+	if inFours && len(candidates) >= 4 {
+		n := len(candidates) &^ 3
+		if !alikeFours(&candidates[0], &costs[0], n) {
+			return false
+		}
+		from = n
+	}
 	cost, both, share := costs[0], candidates[0].both(), candidates[0].Share
-	for i := range candidates {
+	for i := from; i < len(candidates); i++ {
 		c := &candidates[i]
 		if costs[i] != cost || c.both() != both || c.Share != share {
 			return false
 		}
 	}
-	return len(candidates) > 1 && cost < math.Inf(1)
+	return true
 }
 
 // both is Cached and InFlight, which lie together, so that one load reads them.
@@ -117,6 +128,10 @@ type finalists struct {
 // lowest finds the least cost, and what lies within slack above it. +Inf does not,
 // whatever the slack.
 func (f *finalists) lowest(costs []float64, slack float64) {
+	if inFours {
+		f.lowestInFours(costs, slack)
+		return
+	}
 	f.least = low(costs[:min(len(costs), 32)])
 	f.bar = min(f.least+slack, math.MaxFloat64)
 	// Four at a time, of which mostly none is near.
@@ -134,6 +149,30 @@ func (f *finalists) lowest(costs []float64, slack float64) {
 		}
 	}
 	for ; i < len(costs); i++ {
+		f.add(costs, i, slack)
+	}
+}
+
+// nearWords is how many words of bits nearFours sets at most.
+const nearWords = 8
+
+// lowestInFours is lowest where the processor does it in fours: at first the least cost of
+// all, and then what is near.
+func (f *finalists) lowestInFours(costs []float64, slack float64) {
+	f.least = lowest(costs)
+	f.bar = min(f.least+slack, math.MaxFloat64)
+	var words [nearWords]uint64
+	from := 0
+	for n := 0; len(costs)-from >= 4; from += n {
+		n = min(len(costs)-from, len(words)*64) &^ 3
+		nearFours(&costs[from], n, f.bar, &words)
+		for k, near := range words[:(n+63)/64] {
+			for ; near != 0 && !f.many; near &= near - 1 {
+				f.add(costs, from+k*64+bits.TrailingZeros64(near), slack)
+			}
+		}
+	}
+	for i := from; i < len(costs); i++ {
 		f.add(costs, i, slack)
 	}
 }
@@ -240,6 +279,9 @@ func (f *finalists) cached(c *Candidate) int {
 // lowest is the least cost, +Inf when there is none.
 func lowest(costs []float64) float64 {
 	least := math.Inf(1)
+	if n := len(costs) &^ 3; inFours && n > 0 {
+		least, costs = leastFours(&costs[0], n), costs[n:]
+	}
 	for _, cost := range costs {
 		if cost < least {
 			least = cost

@@ -29,6 +29,9 @@
 //	policy.go        Request, Candidate, Policy
 //	choose.go        Choose: least cost, ties, slack
 //	cost_model.go    the default: expected time to first token; scoring.go is its loop
+//	choose_amd64.s, scoring_amd64.s
+//	                 what takes most of a decision, four candidates at a time;
+//	                 fours_amd64.go says what that is
 //	work.go          Work and Speed
 //	seats.go         seats: the few sequences that an engine runs at a time, and who waits for one
 //	backlog.go       Backlog: prompts sent and not answered yet
