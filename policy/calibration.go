@@ -19,10 +19,10 @@ import (
 //
 //   - An observation that is far off, measured by how far off they usually are, is
 //     clipped; one that is absurd is left out, if there are only few of that kind.
-//   - When nearly all of the last ones are off to the same side the replica has
-//     become slower or faster. All coefficients change by the median then, and what
-//     was known of how fast it is as a whole is forgotten; of how the coefficients
-//     are to each other some is kept.
+//   - When nearly all of the last ones are off to the same side, or the last few by far,
+//     the replica has become slower or faster. All coefficients change by their median
+//     then, and what was known of how fast it is as a whole is forgotten; of how the
+//     coefficients are to each other some is kept.
 //   - No coefficient is less than 0, or more than slowest's.
 //
 // How many sequences are generated meanwhile is left out: it goes with load, as does
@@ -67,6 +67,13 @@ const (
 	window = 8
 	enough = 7
 	fewest = 3
+	// clearly is by how much the last observations are off of which enough show a change; of
+	// those that are farther off it takes fewer, as by their logarithms, which count up to
+	// mostClearly times: fewest of those that took 2.2 times as long. So it takes as many
+	// errors that are no change, since it was rescaled last, to know that these are none.
+	clearly     = 1.4
+	mostClearly = 3
+	usualErrors = 16
 	// leaning is over how many observations lean is taken. From leant on it has
 	// become slower, or from -leant on faster, by less than is seen in a window.
 	leaning = 16
@@ -127,7 +134,7 @@ func (k *Calibration) SetPrior(s Speed) {
 	}
 	k.startLocked(p)
 	if k.samples >= fewest {
-		k.rescaleLocked()
+		k.rescaleLocked(window)
 	} else {
 		for i := range k.samples {
 			k.learnLocked(&k.recent[i])
@@ -181,7 +188,9 @@ func (k *Calibration) Observe(o Observation) {
 	}
 	k.lean += (side - k.lean) / leaning
 	if k.samples >= fewest && k.samples < window || k.changedLocked() {
-		k.rescaleLocked()
+		k.rescaleLocked(window)
+	} else if n := k.clearLocked(); n > 0 {
+		k.rescaleLocked(n)
 	} else {
 		k.learnLocked(&o)
 	}
@@ -260,32 +269,68 @@ func (k *Calibration) changedLocked() bool {
 		}
 	}
 	return max(slower, faster) >= enough ||
-		math.Abs(k.lean) > leant && math.Abs(math.Log(k.medianRatioLocked())) > spread
+		math.Abs(k.lean) > leant && math.Abs(math.Log(k.medianRatioLocked(window))) > spread
 }
+
+// clearLocked is how many of the last observations show clearly that the replica has
+// become slower or faster, 0 when they do not. An engine that is throttled gets few
+// requests more, and each of them pays for it: a window of them takes long.
+func (k *Calibration) clearLocked() int {
+	if k.errors.n < usualErrors {
+		return 0
+	}
+	unit, sum := max(math.Log(clearly), 2*k.spreadLocked()), 0.0
+	for n := 1; n < enough; n++ {
+		off := math.Log(k.ratioLocked(k.recentLocked(n))) / unit
+		if math.Abs(off) < 1 || off*sum < 0 {
+			return 0
+		}
+		sum += min(max(off, -mostClearly), mostClearly)
+		if n >= fewest && math.Abs(sum) >= enough && k.alikeLocked(n) {
+			return n
+		}
+	}
+	return 0
+}
+
+// alikeLocked reports that the last n observations are off by as much as one another, as
+// absurd ones are not.
+func (k *Calibration) alikeLocked(n int) bool {
+	by := k.medianRatioLocked(n)
+	for i := range n {
+		if r := k.ratioLocked(k.recentLocked(i+1)) / by; r > 1.5 || r*1.5 < 1 {
+			return false
+		}
+	}
+	return true
+}
+
+// recentLocked is where the n-th last observation is, counted from 1.
+func (k *Calibration) recentLocked(n int) int { return (k.samples - n) % window }
 
 // ratioLocked is how many times longer recent observation i took than is predicted.
 func (k *Calibration) ratioLocked(i int) float64 {
 	return k.recent[i].Seconds / k.predictLocked(&k.recent[i])
 }
 
-func (k *Calibration) medianRatioLocked() float64 {
-	n := min(k.samples, window)
+// medianRatioLocked is the median of that of the last n.
+func (k *Calibration) medianRatioLocked(n int) float64 {
 	var ratios [window]float64
 	for i := range n {
-		ratios[i] = k.ratioLocked(i)
+		ratios[i] = k.ratioLocked(k.recentLocked(i + 1))
 	}
 	slices.Sort(ratios[:n])
 	return (ratios[(n-1)/2] + ratios[n/2]) / 2
 }
 
-// rescaleLocked makes all coefficients so many times what they were as the recent
-// observations say, and learns those anew.
-func (k *Calibration) rescaleLocked() {
-	n, first := min(k.samples, window), k.samples < window
+// rescaleLocked makes all coefficients so many times what they were as the last n
+// observations say, or as many as there are, and learns those anew.
+func (k *Calibration) rescaleLocked(n int) {
+	n, first := min(k.samples, n), k.samples < window
 	if first {
 		k.factor, k.information = k.anchor, matrix{}
 	}
-	by := k.medianRatioLocked()
+	by := k.medianRatioLocked(n)
 	for i := range k.unit {
 		k.unit[i] *= by
 	}
@@ -313,12 +358,12 @@ func (k *Calibration) rescaleLocked() {
 	var of [window]bool
 	fit := 0
 	for i := range n {
-		r := k.ratioLocked(i)
+		r := k.ratioLocked(k.recentLocked(n - i))
 		if of[i] = first || r < 1.25 && r > 1/1.25; of[i] {
 			fit++
 		}
 	}
-	if fit < window/2 && !first {
+	if 2*fit < n && !first {
 		// Nor are the proportions what they were.
 		k.information = matrix{}
 		for i := range of {
@@ -328,11 +373,11 @@ func (k *Calibration) rescaleLocked() {
 	k.evidence = k.information.times(k.factor)
 	for i := range n {
 		if of[i] {
-			k.learnLocked(&k.recent[i])
+			k.learnLocked(&k.recent[k.recentLocked(n-i)])
 		}
 	}
 	for i := range n {
-		if o := &k.recent[i]; of[i] {
+		if o := &k.recent[k.recentLocked(n-i)]; of[i] {
 			k.errors.push(math.Abs(k.predictLocked(o)-o.Seconds) / o.Seconds)
 		}
 	}

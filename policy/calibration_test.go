@@ -190,6 +190,39 @@ func TestCalibrationFollowsChanges(t *testing.T) {
 	}
 }
 
+// One that becomes much slower or faster, as by being throttled, is found out by the third
+// first token, whatever it was before, and predicted to 20 % then.
+func TestCalibrationSeesClearChanges(t *testing.T) {
+	for _, noise := range []float64{0, 0.03, 0.06} {
+		for _, by := range []float64{2.6, 8, 30, 0.35, 0.03} {
+			for seed := range uint64(20) {
+				r := rand.New(rand.NewPCG(seed, 12))
+				truth := speeds[seed%uint64(len(speeds))]
+				k := new(Calibration)
+				for range 100 + r.IntN(500) {
+					k.Observe(noisy(truth, realistic(r), noise, r))
+				}
+				now := Speed{truth.A * by, truth.B * by, truth.D * by}
+				for n := range fewest {
+					if e := k.Estimate(); e.Changes != 0 {
+						t.Errorf("%v times, noise %v, seed %d: %d first tokens were taken for a change", by, noise, seed, n)
+					}
+					k.Observe(noisy(now, realistic(r), noise, r))
+				}
+				if e := k.Estimate(); e.Changes != 1 {
+					t.Errorf("%v times, noise %v, seed %d: %d changes were seen: %+v", by, noise, seed, e.Changes, e)
+				}
+				for range 100 {
+					w, s := realistic(r), k.Speed()
+					if p := s.Time(w) / now.Time(w); p < 0.8 || p > 1.25 {
+						t.Errorf("%v times, noise %v, seed %d: %+v is predicted %v times of what it takes", by, noise, seed, w, p)
+					}
+				}
+			}
+		}
+	}
+}
+
 // Noise and absurd observations are no change of the replica's speed.
 func TestCalibrationRaisesNoFalseAlarm(t *testing.T) {
 	for _, noise := range []float64{0, 0.03, 0.1, 0.2} {

@@ -124,7 +124,9 @@ const overloadFree = 8
 // of which one in three engines is throttled 18 %, and bursts with a slow engine (W5, 44/s)
 // 35 % more of the mean. What only one replica holds, as the turns of a conversation, is no
 // better a measure: agents have up to 4 % more of the median, and system prompts that few ask
-// behind (W1) 2 to 6 % more of the mean.
+// behind (W1) 2 to 6 % more of the mean. Nor is it to weigh only the prefill of long prompts so,
+// while others compute: behind several agents conversations have 9 % more of the mean then, and
+// a burst that shares a document waits for one replica, though others were done sooner.
 //
 // With 1 alone a fleet near its limit computes too much twice, and is soon beyond it;
 // with 2 alone a prefix that many ask for stays with few replicas, whose queues are
