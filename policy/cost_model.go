@@ -121,8 +121,8 @@ const overloadFree = 8
 // replica that is chosen is less, for to wait there costs more than to compute it elsewhere.
 // What Holding gives is in these numbers. With own_work=2 they find 98 and 97 % of it instead of
 // 95, at a mean that is as good; agents (W3) have 5 to 28 % more of the median for it, sessions
-// of which one in three engines is throttled 18 %, and bursts with a slow engine (W5, 44/s)
-// 35 % more of the mean. What only one replica holds, as the turns of a conversation, is no
+// of which one in three engines is throttled 22 %, and bursts with a slow engine (W5, 44/s)
+// 10 %. What only one replica holds, as the turns of a conversation, is no
 // better a measure: agents have up to 4 % more of the median, and system prompts that few ask
 // behind (W1) 2 to 6 % more of the mean. Nor is it to weigh only the prefill of long prompts so,
 // while others compute: behind several agents conversations have 9 % more of the mean then, and
@@ -147,9 +147,9 @@ const overloadFree = 8
 //	agents, 8 L40S (W3, 5/s)           1.02         1.00         1.08         0.95
 //	agents, 4 H100 and 4 L40S (W3)     1.02         1.02         1.05         1.00
 //	chats, 4 H100 and 4 L40S (W2)      1.02         0.99         1.09         1.03
-//	sessions, one throttled of 3       0.84         0.96         0.82         0.82
+//	sessions, one throttled of 3       0.84         0.92         1.03         0.90
 //	system prompts, 8 H200 (W1, 76/s)  1.00         1.00         0.98         1.00
-//	bursts, a slow engine (W5, 44/s)   0.98         0.98         1.01         0.99
+//	bursts, a slow engine (W5, 44/s)   0.94         0.95         0.95         0.98
 //
 // Weights between 0.8 and 1.5 are within what seeds differ by of each other. Were all that is
 // cached to count, system prompts that many ask behind would: the bursts have 16 % more of the

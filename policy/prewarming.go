@@ -31,10 +31,10 @@ import (
 //	agents, 4 H100 and 4 L40S (W3)     0.96        1.00       0.90       0.97
 //	system prompts, 8 H200 (W1, 48/s)  1.00        1.00       0.96       1.00
 //	system prompts, 8 H200 (W1, 76/s)  0.97        0.98       0.99       0.99
-//	bursts, a slow engine (W5, 44/s)   0.80        0.89       0.70       0.99
-//	sessions, one throttled of 3       1.01        0.98       1.21       1.03
+//	bursts, a slow engine (W5, 44/s)   0.93        0.94       0.96       0.98
+//	sessions, one throttled of 3       0.94        0.99       1.02       0.97
 //
-// The last are at more replicas when one of them is throttled. Of Mooncake's traces nothing
+// Of Mooncake's traces nothing
 // is computed ahead, or hardly anything. What requests have lost is by costs, in which a
 // prefill where others idle is a little cheaper than its time (CostModel.OwnWork): by its time
 // alone half of what agents gain is gone.
