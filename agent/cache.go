@@ -224,6 +224,14 @@ func (f *fleet) joinIndexLocked(cfg *Config, m *member) bool {
 	}
 	supposed := m.engine() == "ollama" // which may be set to run more
 	m.replica.Standing().SetSequences(slot.Sequences, supposed, time.Now())
+	room := m.cache.block * m.cache.blocks // not what is supposed of one that does not tell
+	switch n := m.cfg.KVBlocks; {
+	case slot.Sequences > 0:
+		room = 0 // each has a cache of its own
+	case n > 0:
+		room = n * slot.BlockSize
+	}
+	m.replica.Standing().SetRoom(room)
 	if supposed && slot.Sequences > 0 {
 		slot.Sequences = m.replica.Standing().Sequences()
 	}

@@ -127,6 +127,17 @@ func (s *stage) expectCaches(want string) {
 	})
 }
 
+// rooms are how many tokens of sequences that run together the members' caches have room
+// for, as far as it is known.
+func (s *stage) rooms() (tokens []int) {
+	s.fleet.mu.Lock()
+	defer s.fleet.mu.Unlock()
+	for _, m := range s.fleet.members {
+		tokens = append(tokens, m.replica.Standing().Room())
+	}
+	return tokens
+}
+
 func (s *stage) blocks(model string) []int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -150,6 +161,10 @@ func TestCachesAreLearned(t *testing.T) {
 	if got := s.blocks("m"); !slices.Equal(got, []int{16, 64}) {
 		t.Errorf("the blocks have %v tokens", got)
 	}
+	// What is only supposed is no room, and slots share none.
+	if got, want := s.rooms(), []int{500 * 16, 100 * 64, 0, 33 * 16, 0}; !slices.Equal(got, want) {
+		t.Errorf("there is room for %v tokens, want %v", got, want)
+	}
 	vllm.set("/metrics", vllmPage(1000, 32, 250, "True", 0))
 	other.set("/metrics", vllmPage(1000, 32, 250, "False", 0))
 	s.expectCaches("vllm: 250x32, sglang: 100x64 after prefill, llama: 200x16, other: 33x32 off, silent: 16384x16")
@@ -171,6 +186,9 @@ func TestCachesAreLearned(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.expectCaches("vllm: 77x128, sglang: 100x128 after prefill, llama: 200x128, other: 33x128 off, silent: 99x128 after prefill")
+	if got, want := s.rooms(), []int{77 * 128, 100 * 64, 0, 33 * 128, 0}; !slices.Equal(got, want) {
+		t.Errorf("there is room for %v tokens, want %v", got, want)
+	}
 	// What events tell outweighs that.
 	s.fleet.learnBlock(s.fleet.members[0], 8)
 	s.expectCaches("vllm: 77x8, sglang: 100x128 after prefill, llama: 200x128, other: 33x128 off, silent: 99x128 after prefill")

@@ -10,9 +10,11 @@ import (
 // AppendTerms may be called from any goroutine. The zero value weighs only the wait;
 // NewCostModel returns one with its weights.
 //
-//	cost = (wait + prefill + own_work + load + interference + crowd + company) / share + yield + overload + kv_pressure
+//	cost = (wait + room + prefill + own_work + load + interference + crowd + company) / share + yield + overload + kv_pressure
 //
 //	wait          until the prompts ahead are prefilled
+//	room          and then until the request fits into the KV cache: with the above it is
+//	              the candidate's Wait
 //	prefill       of what is not cached, by the replica's Speed
 //	own_work      (OwnWork - 1) · prefill, and OwnWorkBusy · busy for each token that is not
 //	              cached, times what it takes at the end of the prompt where it takes
@@ -445,7 +447,8 @@ func (m *CostModel) AppendTerms(dst []Term, r *Request, candidates []Candidate, 
 		return append(dst, Term{"invalid", math.Inf(1)})
 	}
 	return append(dst,
-		Term{"wait", p.wait},
+		Term{"wait", p.wait - float64(c.Room)},
+		Term{"room", float64(c.Room)},
 		Term{"prefill", p.prefill},
 		Term{"own_work", p.ownWork},
 		Term{"load", p.load},

@@ -34,6 +34,7 @@
 //	                 fours_amd64.go says what that is
 //	work.go          Work and Speed
 //	seats.go         seats: the few sequences that an engine runs at a time, and who waits for one
+//	room.go          room: the KV cache that sequences share, and who waits to fit into it
 //	backlog.go       Backlog: prompts sent and not answered yet
 //	calibration.go   Calibration: Speed, from first bytes
 //	standing.go      Standing: what an agent knows of a replica, as a candidate

@@ -34,8 +34,11 @@ func anyCandidates(random *rand.Rand, tokens int) []Candidate {
 			c.Begun, c.Rest = random.Int32N(4), 5*random.Float64()
 		}
 		c.Exact, c.Large = random.IntN(2) == 0, random.IntN(2) == 0
-		c.VRAMTotal = float64(random.IntN(2) * 80000)
-		c.VRAMFree = c.VRAMTotal * random.Float64()
+		c.VRAMTotal = float32(random.IntN(2) * 80000)
+		c.VRAMFree = c.VRAMTotal * random.Float32()
+		if random.IntN(4) == 0 {
+			c.Room = float32(c.Wait) * random.Float32()
+		}
 		c.Filter = FilterState{random.Float64(), random.Float64(), random.Float64() * 100, random.Float64() * 1000, random.IntN(20)}
 	}
 	return candidates

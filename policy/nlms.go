@@ -117,8 +117,8 @@ func (p *NLMS) terms(t *[8]float64, r *Request, n float64, tiers bool, c *Candid
 	default:
 		t[2] = p.tier
 	}
-	if free := c.VRAMFree; c.VRAMTotal > 0 && free < scarceVRAM {
-		t[3] = p.vram * part(1-free/c.VRAMTotal)
+	if free := float64(c.VRAMFree); c.VRAMTotal > 0 && free < scarceVRAM {
+		t[3] = p.vram * part(1-free/float64(c.VRAMTotal))
 		if free > 0 && free < leastVRAM && n > someTokens {
 			t[3] = math.Inf(1)
 		}

@@ -60,7 +60,7 @@ func (d *dio) score(prompt, maxTokens int, large, tiers bool, c *Candidate) floa
 			return math.Inf(1)
 		}
 		if c.VRAMFree < 4096 {
-			s += 1000 * (1 - c.VRAMFree/c.VRAMTotal)
+			s += 1000 * (1 - float64(c.VRAMFree)/float64(c.VRAMTotal))
 		}
 	}
 	s += 800*float64(c.KV) + 50*float64(c.Queued) - 150*float64(c.HitRate)
@@ -93,7 +93,7 @@ func TestNLMSIsDIO(t *testing.T) {
 			c.Large = rng.IntN(6) == 0
 			tiers = tiers || c.Large
 			if rng.IntN(2) == 0 {
-				c.VRAMTotal, c.VRAMFree = 24e3, float64(rng.IntN(6))*1e3
+				c.VRAMTotal, c.VRAMFree = 24e3, float32(rng.IntN(6))*1e3
 			}
 			c.Speed = Speed{rng.Float64() * 1e-4, rng.Float64() * 1e-9, rng.Float64() * 0.01}
 			c.Cached = rng.Int32N(int32(r.Tokens) + 1)

@@ -65,11 +65,11 @@ func (p Pieces) With(by Policy) Pieces {
 // Cut is how many of the prompt's tokens are asked for next at the candidate, of which it
 // holds Cached in blocks of so many tokens: 0 for all of them, with the request itself.
 //
-// Where the KV cache is nearly full what one piece has left there may be gone before the
-// next, and so nothing is cut.
+// Where the KV cache is nearly full, or waits for room as it is, what one piece has left
+// there may be gone before the next, and so nothing is cut.
 func (p Pieces) Cut(r *Request, c *Candidate, block int) int {
 	held, length := max(c.held(r), 0), max(p.Length, perPrompt*c.Speed.D)
-	if !(p.Length > 0) || block <= 0 || c.KV > fullCache || !(c.Speed.fill(float64(r.Tokens), float64(held)) > wholeUpTo*length) {
+	if !(p.Length > 0) || block <= 0 || c.KV > fullCache || c.Room > 0 || !(c.Speed.fill(float64(r.Tokens), float64(held)) > wholeUpTo*length) {
 		return 0
 	}
 	// So many more as take length, A·u + B·u·(held + u/2) + D: of the two forms of the root

@@ -55,6 +55,7 @@ func TestPiecesCut(t *testing.T) {
 	// A full cache keeps nothing for the next one.
 	f(half, 20_000, 16, Candidate{Speed: even, KV: 0.9}, 4992)
 	f(half, 20_000, 16, Candidate{Speed: even, KV: 0.91}, 0)
+	f(half, 20_000, 16, Candidate{Speed: even, KV: 0.5, Room: 1}, 0)
 }
 
 // longestPiece is where the next piece ends, found block by block.

@@ -58,7 +58,7 @@ type Candidate struct {
 	// too when that is not known.
 	KV float32
 	// Wait is how long the prefill of the prompts ahead of this one is taken to
-	// last, by Speed: not less than 0.
+	// last, by Speed, and Room: not less than 0.
 	Wait float64
 	// Speed is how fast the replica prefills, as far as it is known.
 	Speed Speed
@@ -76,19 +76,22 @@ type Candidate struct {
 	// Key is a hash of the replica's name: the same for every agent and at all
 	// times.
 	Key uint64
-	// Ahead is the work that Wait is made of.
+	// Ahead is the work that Wait is made of, but for Room.
 	Ahead Work
 	// Late is by how many seconds first tokens come later there than by Wait and Speed,
 	// in a moment like this, or, below 0, earlier. No policy goes by it.
 	Late float64
 	// VRAMFree and VRAMTotal are the GPU's memory, in MB; VRAMTotal is 0 when they
 	// are not known (nlms).
-	VRAMFree, VRAMTotal float64
+	VRAMFree, VRAMTotal float32
 	// Filter is what nlms has learned of it.
 	Filter FilterState
 	// HitRate is the share of prompt tokens that the engine has found in its cache
 	// lately, 0 to 1 (nlms).
 	HitRate float32
+	// Room is how much of Wait passes until the request fits into the KV cache, beside the
+	// sequences that run (Standing.Fit).
+	Room float32
 	// Exact: what it has cached is known from its own events.
 	Exact bool
 	// Large: the replica is meant for large requests (nlms).

@@ -164,8 +164,8 @@ func someCandidates(rng *rand.Rand, hostile bool) []Candidate {
 		c.KV, c.HitRate = float32(number(rng.Float64())), float32(number(rng.Float64()))
 		c.Exact, c.Large = rng.IntN(2) == 0, rng.IntN(4) == 0
 		if rng.IntN(2) == 0 {
-			c.VRAMTotal = number(80e3)
-			c.VRAMFree = number(rng.Float64() * 8e3)
+			c.VRAMTotal = float32(number(80e3))
+			c.VRAMFree = float32(number(rng.Float64() * 8e3))
 		}
 		if rng.IntN(2) == 0 {
 			c.Filter = FilterState{0.1 + rng.Float64(), 0.1 + rng.Float64(), number(rng.Float64() * 100), number(rng.Float64() * 5e3), 1 + rng.IntN(30)}
@@ -502,9 +502,9 @@ func set(t *testing.T, c *Candidate, word string) {
 	case "large":
 		c.Large = x > 0
 	case "vram-free":
-		c.VRAMFree = x
+		c.VRAMFree = float32(x)
 	case "vram":
-		c.VRAMTotal = x
+		c.VRAMTotal = float32(x)
 	case "hit-rate":
 		c.HitRate = float32(x)
 	case "slope":

@@ -186,6 +186,9 @@ func (p *Sending) Leave(now time.Time) {
 	p.redeem()
 	if p.at != nil {
 		p.at.seats.leave(p.at, p, p.first > 0 || p.whole, now)
+		if p.first > 0 {
+			p.at.room.left(now.Sub(p.Sent) - p.first)
+		}
 		p.at = nil
 	}
 }

@@ -22,6 +22,7 @@ type Standing struct {
 	load        atomic.Pointer[Load] // what was told last, nil for nothing yet
 	promises    promises
 	seats       seats
+	room        room
 	prompts     RecentMean  // uncached tokens of prompts that were sent there
 	disturbed   atomic.Bool // Backlog was told so
 	tellsCached atomic.Bool // the engine has told what it had cached of a prompt
@@ -71,7 +72,7 @@ func (s *Standing) TellsCached() bool { return s.tellsCached.Load() }
 func (s *Standing) Promised() Work { return s.promises.get() }
 
 // Describe fills c with what is known of the replica at now, whatever the request is:
-// all but its names, its cache, its share and its Filter. inside is how many requests
+// all but its names, its cache, its share and its Filter, and what Fit adds. inside is how many requests
 // the agent has there, and pending how many are in line for it.
 func (s *Standing) Describe(c *Candidate, inside, pending int, now time.Time) {
 	speed := s.Calibration.Speed()
@@ -101,7 +102,7 @@ func (s *Standing) Describe(c *Candidate, inside, pending int, now time.Time) {
 	c.Company = float32(s.delay(c, now))
 	if fresh {
 		c.KV, c.Queued, c.HitRate = float32(l.KV), Count(l.Waiting), float32(l.HitRate)
-		c.VRAMFree, c.VRAMTotal = l.VRAMFree, l.VRAMTotal
+		c.VRAMFree, c.VRAMTotal = float32(l.VRAMFree), float32(l.VRAMTotal)
 	}
 }
 

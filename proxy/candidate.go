@@ -27,6 +27,7 @@ var decisions = sync.Pool{New: func() any { return new(decision) }}
 // candidates, places and costs are those of x.choice.
 func (x *exchange) pick(line bool) (r *Replica, full bool) {
 	x.takeDecision()
+	x.describe()
 	now, learns, begun := time.Now(), x.model.learns(), false
 	x.pickedAt = now
 	for _, r := range x.model.Replicas {
@@ -54,8 +55,8 @@ func (x *exchange) pick(line bool) (r *Replica, full bool) {
 			found, c.Exact = b.at(r)
 			c.Cached, c.CachedGPU, c.CachedCPU = policy.Count(found.any), policy.Count(found.gpu), policy.Count(found.cpu)
 		}
+		r.standing.Fit(c, &x.asked)
 	}
-	x.describe()
 	x.asked.Begun = begun
 	x.costs = slices.Grow(x.costs, len(x.candidates))[:len(x.candidates)]
 	x.choice = policy.Choose(x.policy(), &x.asked, x.candidates, x.costs)
@@ -83,6 +84,7 @@ func (x *exchange) expectAnew(now time.Time) {
 		x.piecing.rest.Apart(&r.standing, c)
 	}
 	c.Cached, c.CachedGPU, c.CachedCPU, c.Exact, c.Filter = was.Cached, was.CachedGPU, was.CachedCPU, was.Exact, was.Filter
+	r.standing.Fit(c, &x.asked)
 	x.expected = policy.TTFT(&x.asked, c)
 }
 

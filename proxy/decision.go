@@ -268,8 +268,8 @@ type Considered struct {
 	CachedTokens int            `json:"cached_tokens"`
 	Blocks       map[string]int `json:"blocks,omitempty"`
 	CacheExact   bool           `json:"cache_exact"`
-	// WaitMS is for the prompts ahead, whose uncached tokens are AheadTokens,
-	// PrefillMS for this one, and ExpectedMS the time to first token.
+	// WaitMS is for the prompts ahead, whose uncached tokens are AheadTokens, and for
+	// room in the KV cache, PrefillMS for this one, and ExpectedMS the time to first token.
 	AheadTokens float64 `json:"ahead_tokens"`
 	WaitMS      Number  `json:"wait_ms"`
 	PrefillMS   Number  `json:"prefill_ms"`

@@ -99,6 +99,8 @@ func newAgent(r *run, number int, p policy.Policy, seed uint64) (*agent, error) 
 		if c.Engine == "llamacpp" || c.Engine == "ollama" {
 			cache.Sequences = c.MaxNumSeqs
 			s.standing.SetSequences(c.MaxNumSeqs, false, r.clock())
+		} else {
+			s.standing.SetRoom(c.NumGPUBlocks * c.BlockSize)
 		}
 		a.index.Join(i, cache)
 		s.peer = policy.Peer{Standing: &s.standing, Models: []string{model}}
@@ -182,6 +184,7 @@ func (a *agent) describe(v *visit, now time.Time) {
 		if h[index.GPU] != h[index.Tiers-1] {
 			c.CachedGPU, c.CachedCPU = policy.Count(p.CachedBlocks(h[index.GPU])), policy.Count(p.CachedBlocks(h[index.CPU]))
 		}
+		s.standing.Fit(c, &v.asked)
 	}
 	v.choice = policy.Choose(a.policy, &v.asked, a.candidates, a.costs).Index
 	v.expected = policy.TTFT(&v.asked, &a.candidates[v.choice])

@@ -1,0 +1,78 @@
+package policy
+
+import (
+	"sync/atomic"
+	"time"
+)
+
+// A room is the KV cache that the sequences of an engine share. The engine begins with a
+// prompt when all of it fits beside those that run, however short it is and whatever is to
+// be prefilled before it; until then it waits for the ends of others' answers, and so do
+// those behind it.
+//
+// What is free is known from the engine's last report, less what has been sent there and
+// is not computed yet. What a prompt takes of it are the tokens that are not cached: the
+// others it is taken to share with sequences that run. Where nobody else has them now, they
+// count as free and are not, so that some waits are not foreseen. To count them would
+// foresee many that are none, and send prompts away from what they begin with.
+//
+// A Standing has one. Any goroutine may use it; it allocates nothing and waits for nobody.
+// The zero value has room for any number of tokens.
+type room struct {
+	tokens atomic.Int64 // that there is room for in all, 0: not known, or shared by nobody
+	stay   RecentMean   // how long answers take from their first token to their end, in seconds
+}
+
+// shortStay is how long an answer takes at least that tells how long others do. Those of
+// one token are mostly pieces of prompts.
+const shortStay = 20 * time.Millisecond
+
+// left notes that a sequence has ended so long after its first token.
+func (m *room) left(stay time.Duration) {
+	if stay >= shortStay {
+		m.stay.Add(stay.Seconds())
+	}
+}
+
+// wait is how many seconds it takes until there are so many tokens more than are free now,
+// of so many in all: until one more answer has ended, and then as long as others take. In
+// the time that an answer takes as many become free as there are.
+func (m *room) wait(lacking, tokens float64) float64 {
+	return m.stay.Get() * (firstEnd + lacking/tokens)
+}
+
+// firstEnd is after what part of the time that an answer takes the next of a few ends.
+const firstEnd = 0.25
+
+// SetRoom says how many tokens the engine's KV cache has room for, of all sequences that
+// run together: 0 where that is not known, or each has a cache of its own.
+func (s *Standing) SetRoom(tokens int) { s.room.tokens.Store(int64(max(tokens, 0))) }
+
+// Room is what SetRoom was told last.
+func (s *Standing) Room() int { return int(s.room.tokens.Load()) }
+
+// Fit adds to the candidate's Wait how long the request has to wait there for room in the
+// KV cache, and says so in Room. The candidate is one that Describe has filled, and what it
+// has cached of the request is known. Nothing is added where there is room, where it is
+// unknown how much there is or how much of it is taken, or no answer has ended yet.
+func (s *Standing) Fit(c *Candidate, r *Request) {
+	tokens := float64(s.room.tokens.Load())
+	if tokens == 0 || !(c.KV > 0) {
+		return
+	}
+	taken := float64(c.KV)*tokens + float64(max(r.Tokens-max(int(c.Cached), 0), 0))
+	if taken+c.Ahead.Tokens <= tokens {
+		return
+	}
+	// What is ahead has its room when it is computed. So far it has been to the part of its
+	// time that has passed.
+	ahead := c.Ahead.Tokens
+	if all := c.Speed.Time(c.Ahead); all > c.Wait {
+		ahead *= max(c.Wait, 0) / all
+	}
+	if lacking := taken + ahead - tokens; lacking > 0 {
+		wait := float32(s.room.wait(lacking, tokens))
+		c.Room = wait
+		c.Wait += float64(wait)
+	}
+}
