@@ -16,6 +16,21 @@ import (
 // count as free and are not, so that some waits are not foreseen. To count them would
 // foresee many that are none, and send prompts away from what they begin with.
 //
+// In virtual time, times what it is without, of 16 seeds other than those that firstEnd was
+// chosen by. Where caches are roomy nothing changes.
+//
+//	                                   mean ttft  p50 ttft  p99 ttft  mean answer
+//	agents, 4 L4 (W3, 0.5/s)           0.64       0.92      0.49      0.93
+//	agents, 4 L4 (W3, 1/s: too much)   0.43       0.37      0.63      0.67
+//	documents, 4 L4 (W4, 0.8/s)        0.99       1.00      0.95      1.00
+//	chats, 8 L4 (W2, 3/s)              0.95       1.00      0.87      1.00
+//	unshared, 8 L4 (W6, 4/s)           0.77       0.99      0.45      0.99
+//	system prompts, 4 L4 (W1, 1.8/s)   0.73       0.98      0.64      0.98
+//
+// Chats before engines that are always full, as TestDefaultWithFullCaches has them, have 1 %
+// less to 2 % more of the mean, and 3 to 10 % less of the median. Were no cached token taken
+// to be shared, agents would have more of the mean than without all this.
+//
 // A Standing has one. Any goroutine may use it; it allocates nothing and waits for nobody.
 // The zero value has room for any number of tokens.
 type room struct {
