@@ -67,10 +67,10 @@ const (
 	window = 8
 	enough = 7
 	fewest = 3
-	// clearly is by how much the last observations are off of which enough show a change; of
-	// those that are farther off it takes fewer, as by their logarithms, which count up to
-	// mostClearly times: fewest of those that took 2.2 times as long. So it takes as many
-	// errors that are no change, since it was rescaled last, to know that these are none.
+	// clearly is by how much the last observations are off of which enough show a change.
+	// Of those that are farther off it takes fewer, by their logarithms, which count up to
+	// mostClearly times as much: fewest of them if they took 2.2 times as long. What is
+	// usual is known from usualErrors of them, counted anew after each change.
 	clearly     = 1.4
 	mostClearly = 3
 	usualErrors = 16

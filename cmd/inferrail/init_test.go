@@ -26,11 +26,6 @@ func TestInitWritesWhatRuns(t *testing.T) {
 	path := filepath.Join(dir, "inferrail.yaml")
 	p := start(t, "init", "--output", path)
 	p.exit(0)
-	// On a busy machine engines may take longer than they are waited for.
-	for try := 0; try < 10 && (!strings.Contains(p.stdout.String(), with) || !strings.Contains(p.stdout.String(), without)); try++ {
-		p = start(t, "init", "--output", path, "--force")
-		p.exit(0)
-	}
 	said := p.stdout.String()
 	for _, want := range []string{with, without, "vllm, serves model-a", "sglang, serves model: b", "--kv-events-config", "datapath: ", "next:  inferrail check " + path + "\n"} {
 		if !strings.Contains(said, want) {
