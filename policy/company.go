@@ -97,25 +97,27 @@ func (k *company) seen() (slope float64, ok bool) {
 // get is what suppose was told last, 0 when that was nothing.
 func (k *company) get() float64 { return math.Float64frombits(k.each.Load()) }
 
-// A habit is how many requests are at a replica on average over some seconds, as those meet
-// it who come later. How many are there just now says little of that where conversations
-// pause. Any goroutine may use it; it allocates nothing and waits for nobody. The zero value
-// knows nothing, and says 0.
+// A habit is how much there is of something at a replica on average over some time, as
+// those meet it who come later: of requests, which say little of that just now where
+// conversations pause, or of prompts to compute. Any goroutine may use it; it allocates
+// nothing and waits for nobody. The zero value knows nothing, and says 0.
 type habit struct {
-	at   atomic.Int64  // when something was last added, in Unix nanoseconds
-	mean atomic.Uint64 // bits of the number
+	since, at atomic.Int64  // when something was first and last added, in Unix nanoseconds
+	mean      atomic.Uint64 // bits of the number
 }
 
 const (
-	// habitMemory is after how long what was added has about half of its weight left.
+	// habitMemory is after how long what was added of requests has about half of its weight
+	// left, and busyMemory so of prompts: each that takes long is much of a shorter time.
 	habitMemory = 10 * time.Second
+	busyMemory  = 100 * time.Second
 	// habitStep is how long after something was added nothing more is.
 	habitStep = 20 * time.Millisecond
 )
 
-// add takes how many are there at now, unless something was added just before. Decisions
-// are made at random times, at which there are as many as on average.
-func (h *habit) add(requests float64, now time.Time) {
+// add takes how much is there at now, unless something was added just before. Decisions
+// are made at random times, at which there is as much as on average.
+func (h *habit) add(x float64, now time.Time, memory time.Duration) {
 	at, before := now.UnixNano(), h.at.Load()
 	passed := float64(at - before)
 	if before != 0 && passed >= 0 && passed < float64(habitStep) || !h.at.CompareAndSwap(before, at) {
@@ -123,10 +125,13 @@ func (h *habit) add(requests float64, now time.Time) {
 	}
 	weight := 1.0
 	if before != 0 && passed >= 0 {
-		weight = passed / (passed + float64(habitMemory))
+		// What was there first counts for no longer than what came then.
+		weight = passed / (passed + min(max(float64(before-h.since.Load()), 0), float64(memory)))
+	} else {
+		h.since.Store(at)
 	}
 	mean := h.get()
-	h.mean.Store(math.Float64bits(mean + weight*(requests-mean)))
+	h.mean.Store(math.Float64bits(mean + weight*(x-mean)))
 }
 
 func (h *habit) get() float64 { return math.Float64frombits(h.mean.Load()) }

@@ -125,7 +125,7 @@ func TestHabit(t *testing.T) {
 	for i := range 600 {
 		now = now.Add(100 * time.Millisecond)
 		for range 1 + i%2*5 {
-			h.add(float64(i%2*6), now)
+			h.add(float64(i%2*6), now, habitMemory)
 		}
 	}
 	if got := h.get(); math.Abs(got-3) > 0.2 {
@@ -133,18 +133,18 @@ func TestHabit(t *testing.T) {
 	}
 	for range 600 {
 		now = now.Add(100 * time.Millisecond)
-		h.add(1, now)
+		h.add(1, now, habitMemory)
 	}
 	if got := h.get(); math.Abs(got-1) > 0.1 {
 		t.Errorf("a minute of 1 is usually %v", got)
 	}
 	// After an hour without decisions what is there now is all that is known.
 	now = now.Add(time.Hour)
-	h.add(5, now)
+	h.add(5, now, habitMemory)
 	if got := h.get(); math.Abs(got-5) > 0.1 {
 		t.Errorf("after an hour it is %v", got)
 	}
-	if n := testing.AllocsPerRun(100, func() { now = now.Add(time.Second); h.add(1, now) }); n > 0 {
+	if n := testing.AllocsPerRun(100, func() { now = now.Add(time.Second); h.add(1, now, habitMemory) }); n > 0 {
 		t.Errorf("it allocates %v times", n)
 	}
 }

@@ -42,9 +42,10 @@ import (
 // Times that are not numbers, or are below zero, come from a replica's Speed that is
 // broken. A replica whose cost is no number, or is below zero, is excluded.
 type CostModel struct {
-	// OwnWork is by how much the prefill counts where there are idle replicas, and
-	// OwnWorkBusy by how much more, at most, where there are none.
-	OwnWork, OwnWorkBusy float64
+	// OwnWork is by how much the prefill counts where there are idle replicas,
+	// OwnWorkBusy by how much more, at most, where there are none, and OwnWorkLong so of a
+	// prompt that takes longestOwn, at a replica that never idles.
+	OwnWork, OwnWorkBusy, OwnWorkLong float64
 	// LoadCPU and LoadDisk are seconds for each token that is loaded from the
 	// host's memory, and from disk or farther.
 	LoadCPU, LoadDisk float64
@@ -173,6 +174,7 @@ func NewCostModel() *CostModel {
 	return &CostModel{
 		OwnWork:      0.9,
 		OwnWorkBusy:  4,
+		OwnWorkLong:  5,
 		LoadCPU:      6e-6,
 		LoadDisk:     25e-6,
 		Interference: 0.01,
@@ -213,12 +215,12 @@ func (m *CostModel) Score(r *Request, candidates []Candidate, costs []float64) (
 // fleets is found by the way, and seen to afterwards.
 func (m *CostModel) score(r *Request, candidates []Candidate, costs []float64) (least float64) {
 	costs = costs[:len(candidates)]
-	each := m.busyEach(r, candidates)
+	toll := m.toll(r, candidates)
 	if m.Approximate < 1 || r.Tokens > math.MaxInt32 || !(m.KVLimit >= 0) {
-		return m.plain(r, candidates, costs, each)
+		return m.plain(r, candidates, costs, toll)
 	}
 	var s scoring
-	s.begin(m, r, each)
+	s.begin(m, r, toll)
 	for from := 0; from < len(candidates); from += scoredPart {
 		to := min(from+scoredPart, len(candidates))
 		s.part(candidates[from:to], costs[from:to])
@@ -230,7 +232,7 @@ func (m *CostModel) score(r *Request, candidates []Candidate, costs []float64) (
 	}
 	// Of all that is not a time each leaves its trace in one of these.
 	if s.inFlight < 0 || s.least < 0 || least < 0 || !(math.Abs(s.costs)+math.Abs(s.weighed) < math.Inf(1)) {
-		return m.plain(r, candidates, costs, each)
+		return m.plain(r, candidates, costs, toll)
 	}
 	// One that has so many has the bit of it, or a higher one.
 	if s.inFlight >= overloadFree && m.burden(&s, candidates, costs, least) {
@@ -252,7 +254,7 @@ func (m *CostModel) complete(s *scoring, r *Request, candidates []Candidate, cos
 				s.least = -1
 			}
 			if cached := c.held(r); int(c.CachedGPU) < cached {
-				cost += m.load(c, cached, m.times(c), s.each)
+				cost += m.load(c, cached, m.times(c), s.toll.each(c))
 			}
 			cost = c.shared(cost) + m.pressure(c)
 			costs[i] = cost
@@ -292,11 +294,18 @@ func (m *CostModel) burden(s *scoring, candidates []Candidate, costs []float64, 
 	return raised
 }
 
-// busyEach is how many seconds each token of the request that is not cached costs because it
-// delays those who come after.
-func (m *CostModel) busyEach(r *Request, candidates []Candidate) float64 {
-	if m.OwnWorkBusy == 0 || r.Tokens <= 0 {
-		return 0
+// A toll is how many seconds each token of a request that is not cached costs because it
+// delays those who come after: so much always, and so much more at a replica that always
+// is busy. It is a value; the zero value is nothing.
+type toll struct{ always, busy float64 }
+
+// each is how much that is at the candidate.
+func (t toll) each(c *Candidate) float64 { return t.always + float64(t.busy*float64(c.Busy)) }
+
+// toll is that of the request.
+func (m *CostModel) toll(r *Request, candidates []Candidate) (t toll) {
+	if r.Tokens <= 0 {
+		return t
 	}
 	// Of many, some that lie together stand for all.
 	if n := len(candidates); n > mostCounted {
@@ -314,17 +323,27 @@ func (m *CostModel) busyEach(r *Request, candidates []Candidate) float64 {
 	wait, a, b := math.Float64frombits(uint64(waitBits)), math.Float64frombits(uint64(aBits)), math.Float64frombits(uint64(bBits))
 	tokens := float64(r.Tokens)
 	least := max(a+b*tokens, 0) // what is not cached is the end of the prompt
-	if !(wait > 0) || !(least < math.Inf(1)) {
-		return 0
+	if !(least < math.Inf(1)) {
+		return t
+	}
+	t.busy = m.OwnWorkLong * min(least*tokens, longestOwn) / longestOwn * least
+	if !(wait > 0) {
+		return t
 	}
 	// It is no number when one of them is infinite.
 	if busy := wait / (wait + max(a, 0)*tokens/busyPart); busy <= 1 {
-		return m.OwnWorkBusy * busy * least
+		t.always = m.OwnWorkBusy * busy * least
+	} else {
+		t.always = m.OwnWorkBusy * least
 	}
-	return m.OwnWorkBusy * least
+	return t
 }
 
-// mostCounted is of how many candidates busyEach looks at, which tell of the fleet what all
+// longestOwn is how many seconds a prompt takes that delays others by as much as any does:
+// who comes later still has gone elsewhere.
+const longestOwn = 1
+
+// mostCounted is of how many candidates toll looks at, which tell of the fleet what all
 // would.
 const mostCounted = 16
 
@@ -333,12 +352,12 @@ const mostCounted = 16
 const busyPart = 10
 
 // plain is score for any numbers.
-func (m *CostModel) plain(r *Request, candidates []Candidate, costs []float64, each float64) (least float64) {
+func (m *CostModel) plain(r *Request, candidates []Candidate, costs []float64, t toll) (least float64) {
 	sum := weighed(candidates)
 	for i := range candidates {
 		c := &candidates[i]
 		costs[i] = math.Inf(1)
-		if p := m.parts(r, c, each); p.valid() {
+		if p := m.parts(r, c, t); p.valid() {
 			costs[i] = p.sum() + m.overload(c, sum, len(candidates)) + m.pressure(c)
 		}
 	}
@@ -413,11 +432,12 @@ type parts struct {
 	wait, prefill, ownWork, load, interference, crowd, company, share float64
 }
 
-func (m *CostModel) parts(r *Request, c *Candidate, each float64) (p parts) {
+func (m *CostModel) parts(r *Request, c *Candidate, t toll) (p parts) {
 	cached := c.held(r)
 	p.wait = c.Wait
 	tokens, held := float64(max(r.Tokens, 0)), m.counted(c)*float64(cached)
 	p.prefill = c.Speed.fill(tokens, held)
+	each := t.each(c)
 	p.ownWork = (m.OwnWork-1)*p.prefill + each*(tokens-held)
 	if int(c.CachedGPU) < cached {
 		p.load = m.load(c, cached, m.times(c), each)
@@ -442,7 +462,7 @@ func (p *parts) valid() bool { s := p.sum(); return s >= 0 && s < math.Inf(1) }
 // candidate that is excluded invalid alone.
 func (m *CostModel) AppendTerms(dst []Term, r *Request, candidates []Candidate, i int) []Term {
 	c := &candidates[i]
-	p := m.parts(r, c, m.busyEach(r, candidates))
+	p := m.parts(r, c, m.toll(r, candidates))
 	if !p.valid() {
 		return append(dst, Term{"invalid", math.Inf(1)})
 	}
@@ -494,7 +514,7 @@ var usual = NewCostModel()
 // is in the Speed, which was learned beside it. It is between 0 and MostTTFT, which stands also for what is no
 // number.
 func TTFT(r *Request, c *Candidate) float64 {
-	p := usual.parts(r, c, 0)
+	p := usual.parts(r, c, toll{})
 	t := max(p.wait, 0) + p.prefill + p.load
 	if t += max(c.Late, -t/2); t >= 0 && t < MostTTFT {
 		return t

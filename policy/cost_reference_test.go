@@ -57,8 +57,10 @@ func referenceCost(m *CostModel, r *Request, cs []Candidate, i int) (cost float6
 		busy := quo(wait, add(wait, quo(mul(a, tokens), n(10))))
 		each = mul(mul(n(m.OwnWorkBusy), busy), add(a, mul(b, tokens)))
 	}
+	long := least(mul(tokens, add(a, mul(b, tokens))), n(longestOwn))
+	each = add(each, mul(mul(mul(n(m.OwnWorkLong), quo(long, n(longestOwn))), add(a, mul(b, tokens))), n(float64(c.Busy))))
 	if len(cs) > mostCounted {
-		each = n(m.busyEach(r, cs)) // it goes by some of them then
+		each = n(m.toll(r, cs).each(c)) // it goes by some of them then
 	}
 	times := n(m.OwnWork)
 	times = add(times, mul(n(m.Interference), n(float64(c.Decoding))))
@@ -133,7 +135,7 @@ func soundCandidates(rng *rand.Rand, tokens int) []Candidate {
 		}
 		c.InFlight = rng.Int32N(many)
 		c.Decoding = rng.Int32N(c.InFlight + 1)
-		c.Company = 0.01 * rng.Float32()
+		c.Company, c.Busy = 0.01*rng.Float32(), rng.Float32()
 		c.Share = []float32{0, 1, 1, 1, 1, rng.Float32()}[rng.IntN(6)]
 		c.KV = rng.Float32()
 		if pressed > 0 && rng.IntN(3) < pressed {
@@ -159,7 +161,7 @@ func soundRequest(rng *rand.Rand) *Request {
 func costModels(rng *rand.Rand) *CostModel {
 	m := NewCostModel()
 	if rng.IntN(3) == 0 {
-		*m = CostModel{1 + rng.Float64(), 5 * rng.Float64(), 1e-4 * rng.Float64(), 1e-4 * rng.Float64(), 0.1 * rng.Float64(), rng.Float64(), rng.Float64(),
+		*m = CostModel{1 + rng.Float64(), 5 * rng.Float64(), 5 * rng.Float64(), 1e-4 * rng.Float64(), 1e-4 * rng.Float64(), 0.1 * rng.Float64(), rng.Float64(), rng.Float64(),
 			rng.Float64(), 1 + rng.Float64(), 0.1 * rng.Float64(), 3 * rng.Float64(), rng.Float64(), rng.Float64(), 0.01 * rng.Float64(), 0.1 * rng.Float64()}
 	}
 	return m
@@ -227,16 +229,17 @@ func TestCostModelTerms(t *testing.T) {
 		begunAmong(r, cs)
 		costs, plain := make([]float64, len(cs)), make([]float64, len(cs))
 		m.Score(r, cs, costs)
-		m.plain(r, cs, plain, m.busyEach(r, cs))
+		m.plain(r, cs, plain, m.toll(r, cs))
 		for i, cost := range costs {
-			sum, infinite := 0.0, ""
+			sum, abs, infinite := 0.0, 0.0, ""
 			for _, term := range m.AppendTerms(nil, r, cs, i) {
+				abs += math.Abs(term.Value)
 				if sum += term.Value; math.IsInf(term.Value, 1) {
 					infinite = term.Name
 				}
 			}
 			near := func(x, y float64) bool {
-				return x == y || math.Abs(x-y) <= 1e-9*math.Max(math.Abs(x), math.Abs(y))+1e-12
+				return x == y || math.Abs(x-y) <= 1e-9*math.Max(math.Abs(x), math.Abs(y))+1e-12 || math.Abs(x-y) <= 1e-15*abs
 			}
 			plain[i] += m.yield(r, &cs[i])
 			if !(cost >= 0) || !near(sum, cost) || !near(plain[i], cost) || math.IsInf(cost, 1) != (infinite != "") {

@@ -44,7 +44,7 @@ func alikeFours(candidates *Candidate, costs *float64, n int) bool
 var _ = [1]struct{}{}[unsafe.Offsetof(Candidate{}.Cached)|
 	unsafe.Offsetof(Candidate{}.InFlight)^4|
 	unsafe.Offsetof(Candidate{}.CachedGPU)^8|
-	unsafe.Offsetof(Candidate{}.CachedCPU)^12|
+	unsafe.Offsetof(Candidate{}.Busy)^12|
 	unsafe.Offsetof(Candidate{}.Decoding)^16|
 	unsafe.Offsetof(Candidate{}.Company)^20|
 	unsafe.Offsetof(Candidate{}.Share)^24|

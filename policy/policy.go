@@ -42,9 +42,11 @@ type Candidate struct {
 	// InFlight counts the requests at the replica: this agent's, sent there and not
 	// finished or in line for it, and as far as the engine tells, those of others.
 	InFlight int32
-	// CachedGPU is the part of Cached that is on the GPU, and CachedCPU the part that
-	// is on the GPU or in the host's memory. What is beyond lies on disk or farther.
-	CachedGPU, CachedCPU int32
+	// CachedGPU is the part of Cached that is on the GPU.
+	CachedGPU int32
+	// Busy is which part of the last minutes the replica has had prompts to compute: this
+	// agent's, and as far as the engine tells, those of others.
+	Busy float32
 	// Decoding is how many of those have their first token and are generated.
 	Decoding int32
 	// Company is by how many seconds first tokens come later for those who are there: this
@@ -65,9 +67,16 @@ type Candidate struct {
 
 	// Slot is the dense number the agent gave the endpoint.
 	Slot int
+	// CachedCPU is the part of Cached that is on the GPU or in the host's memory. What is
+	// beyond lies on disk or farther.
+	CachedCPU int32
 	// Queued is how many requests wait for the engine to begin with them, as it
 	// says; 0 too when it does not.
 	Queued int32
+	// Exact: what it has cached is known from its own events.
+	Exact bool
+	// Large: the replica is meant for large requests (nlms).
+	Large bool
 	// Begun is how many prompts have been computed in part there and wait for the rest to
 	// be, which takes Rest seconds of all of them. It is behind what comes now, unless that
 	// goes elsewhere. Where there are some, Request.Begun is set.
@@ -92,10 +101,6 @@ type Candidate struct {
 	// Room is how much of Wait passes until the request fits into the KV cache, beside the
 	// sequences that run (Standing.Fit).
 	Room float32
-	// Exact: what it has cached is known from its own events.
-	Exact bool
-	// Large: the replica is meant for large requests (nlms).
-	Large bool
 }
 
 // Count is n as a Candidate has it: what is beyond either end of the type is that end.

@@ -48,6 +48,7 @@ func costModelWeights() []weight {
 	return []weight{
 		{"own_work", m.OwnWork, 0, inf},
 		{"own_work_busy", m.OwnWorkBusy, 0, inf},
+		{"own_work_long", m.OwnWorkLong, 0, inf},
 		{"load_cpu", m.LoadCPU, 0, inf},
 		{"load_disk", m.LoadDisk, 0, inf},
 		{"interference", m.Interference, 0, inf},
@@ -65,7 +66,7 @@ func costModelWeights() []weight {
 }
 
 func newCostModel(w []float64) Policy {
-	return &CostModel{w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], w[8], w[9], w[10], w[11], w[12], w[13], w[14]}
+	return &CostModel{w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], w[8], w[9], w[10], w[11], w[12], w[13], w[14], w[15]}
 }
 
 // New returns the policy of a name, with the weights that are given in place of

@@ -11,7 +11,7 @@
 #define OWN 64(R8)
 #define DECODING 96(R8)
 #define REQUEST 128(R8)
-#define EACH 160(R8)
+#define ALWAYS 160(R8)
 #define COMPANY 192(R8)
 // Four times this and then four times the most that a number of 32 bits can be, or the
 // other way round.
@@ -19,13 +19,14 @@
 #define PRESSED 256(R8)
 // The bits of 1, of 32 bits.
 #define SHARE 288(R8)
+#define BUSY 320(R8)
 
 // func scoreFours(s *scoring, candidates *Candidate, costs *float64, n int)
 //
 // The operations on a candidate's numbers are those of scoring.block in the same order, and
 // none is fused. Shares and full caches are compared by their bits: that finds all that has
 // to be found, and may find what is no number, which makes no difference to complete.
-TEXT ·scoreFours(SB), NOSPLIT, $352-32
+TEXT ·scoreFours(SB), NOSPLIT, $384-32
 	MOVQ s+0(FP), BX
 	MOVQ candidates+8(FP), SI
 	MOVQ costs+16(FP), DI
@@ -59,8 +60,10 @@ TEXT ·scoreFours(SB), NOSPLIT, $352-32
 	VMOVAPD      Y0, DECODING
 	VBROADCASTSD scoring_request(BX), Y0
 	VMOVAPD      Y0, REQUEST
-	VBROADCASTSD scoring_each(BX), Y0
-	VMOVAPD      Y0, EACH
+	VBROADCASTSD scoring_toll+toll_always(BX), Y0
+	VMOVAPD      Y0, ALWAYS
+	VBROADCASTSD scoring_toll+toll_busy(BX), Y0
+	VMOVAPD      Y0, BUSY
 	VBROADCASTSD scoring_company(BX), Y0
 	VMOVAPD      Y0, COMPANY
 
@@ -87,14 +90,14 @@ four:
 	VPUNPCKLQDQ Y3, Y2, Y4   // Cached and Decoding
 	VPUNPCKHQDQ Y3, Y2, Y5   // InFlight and Company
 	VPUNPCKLQDQ Y1, Y0, Y6   // CachedGPU and Share
-	VPUNPCKHQDQ Y1, Y0, Y7   // CachedCPU and KV
+	VPUNPCKHQDQ Y1, Y0, Y7   // Busy and KV
 
 	// Who has less on the GPU than it has, or of its share than 1, or a full cache.
 	VPMINSD   TOKENS, Y4, Y4
 	VPBLENDD  $0xf0, SHARE, Y4, Y0
 	VPCMPGTD  Y6, Y0, Y0
-	VPCMPGTD  PRESSED, Y7, Y7
-	VPOR      Y7, Y0, Y0
+	VPCMPGTD  PRESSED, Y7, Y1
+	VPOR      Y1, Y0, Y0
 	VMOVMSKPS Y0, AX
 	MOVB      AX, (R10)
 	VPOR      Y5, Y15, Y15
@@ -105,6 +108,7 @@ four:
 	VEXTRACTI128 $1, Y5, X6
 	VCVTPS2PD    X6, Y6      // company
 	VCVTDQ2PD    X5, Y5      // requests
+	VCVTPS2PD    X7, Y0      // busy
 
 	VMOVUPD     times(0), Y2
 	VMOVUPD     times(1), Y9
@@ -131,7 +135,9 @@ four:
 	VMULPD REQUEST, Y5, Y3
 	VADDPD Y3, Y4, Y4
 	VMULPD Y1, Y4, Y4
-	VMULPD EACH, Y2, Y2
+	VMULPD BUSY, Y0, Y0
+	VADDPD ALWAYS, Y0, Y0
+	VMULPD Y0, Y2, Y2
 	VADDPD Y2, Y4, Y4
 	VMULPD COMPANY, Y6, Y6
 	VADDPD Y6, Y4, Y4

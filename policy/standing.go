@@ -28,7 +28,8 @@ type Standing struct {
 	tellsCached atomic.Bool // the engine has told what it had cached of a prompt
 	late        [moments]Lateness
 	company     company       // what each request beside it delays a first token by
-	habit       habit         // what who comes has met there for some time
+	habit       habit         // the requests that who comes has met there for some time
+	busy        habit         // and how often there were prompts to compute
 	begun       begun         // prompts that are computed there in pieces
 	lengths     RecentMean    // tokens of those prompts, cached ones included
 	settled     RecentMean    // and what of them was cached there alone
@@ -100,6 +101,12 @@ func (s *Standing) Describe(c *Candidate, inside, pending int, now time.Time) {
 	}
 	c.Late = s.late[momentOf(c)].Get()
 	c.Company = float32(s.delay(c, now))
+	busy := 0.0
+	if c.Ahead.Tokens > 0 {
+		busy = 1
+	}
+	s.busy.add(busy, now, busyMemory)
+	c.Busy = float32(s.busy.get())
 	if fresh {
 		c.KV, c.Queued, c.HitRate = float32(l.KV), Count(l.Waiting), float32(l.HitRate)
 		c.VRAMFree, c.VRAMTotal = float32(l.VRAMFree), float32(l.VRAMTotal)
@@ -109,7 +116,7 @@ func (s *Standing) Describe(c *Candidate, inside, pending int, now time.Time) {
 // delay is Candidate.Company of the candidate that has been described at now.
 func (s *Standing) delay(c *Candidate, now time.Time) float64 {
 	n := float64(c.InFlight)
-	s.habit.add(n, now)
+	s.habit.add(n, now, habitMemory)
 	each, followers := s.company.get(), math.Float64frombits(s.binding.Load())
 	return each*(n+followers*(soon*n+eachWay*s.habit.get())) + followers*math.Float64frombits(s.behind.Load())
 }
