@@ -102,8 +102,8 @@ func (k *company) get() float64 { return math.Float64frombits(k.each.Load()) }
 // conversations pause, or of prompts to compute. Any goroutine may use it; it allocates
 // nothing and waits for nobody. The zero value knows nothing, and says 0.
 type habit struct {
-	since, at atomic.Int64  // when something was first and last added, in Unix nanoseconds
-	mean      atomic.Uint64 // bits of the number
+	at   atomic.Int64  // when something was last added, in Unix nanoseconds
+	mean atomic.Uint64 // bits of the number
 }
 
 const (
@@ -125,10 +125,7 @@ func (h *habit) add(x float64, now time.Time, memory time.Duration) {
 	}
 	weight := 1.0
 	if before != 0 && passed >= 0 {
-		// What was there first counts for no longer than what came then.
-		weight = passed / (passed + min(max(float64(before-h.since.Load()), 0), float64(memory)))
-	} else {
-		h.since.Store(at)
+		weight = passed / (passed + float64(memory))
 	}
 	mean := h.get()
 	h.mean.Store(math.Float64bits(mean + weight*(x-mean)))

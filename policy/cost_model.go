@@ -10,7 +10,7 @@ import (
 // AppendTerms may be called from any goroutine. The zero value weighs only the wait;
 // NewCostModel returns one with its weights.
 //
-//	cost = (wait + room + prefill + own_work + load + interference + crowd + company) / share + yield + overload + kv_pressure
+//	cost = (wait + room + prefill + own_work + load + crowd + company) / share + yield + overload + kv_pressure
 //
 //	wait          until the prompts ahead are prefilled
 //	room          and then until the request fits into the KV cache: with the above it is
@@ -23,7 +23,6 @@ import (
 //	              shortest wait w of all and the least time T for so many tokens
 //	load          of what is cached in the host's memory or on disk; never more than
 //	              it would take to compute it
-//	interference  Interference · sequences that are generated there · prefill
 //	crowd         Crowd · requests that have no first token there yet · prefill: what
 //	              takes long goes where few wait, which is where others take long, too,
 //	              and what does not is not behind it
@@ -49,9 +48,6 @@ type CostModel struct {
 	// LoadCPU and LoadDisk are seconds for each token that is loaded from the
 	// host's memory, and from disk or farther.
 	LoadCPU, LoadDisk float64
-	// Interference is the part of the prefill that counts for each sequence which
-	// is generated meanwhile.
-	Interference float64
 	// Crowd is the part of the prefill that counts for each request that waits for its
 	// first token there.
 	Crowd float64
@@ -172,22 +168,21 @@ const overloadFree = 8
 // would go where there is still room, and conversations leave what is cached.
 func NewCostModel() *CostModel {
 	return &CostModel{
-		OwnWork:      0.9,
-		OwnWorkBusy:  4,
-		OwnWorkLong:  5,
-		LoadCPU:      6e-6,
-		LoadDisk:     25e-6,
-		Interference: 0.01,
-		Crowd:        0.1,
-		Company:      1.1,
-		Approximate:  1,
-		Bound:        2,
-		Overload:     0.025,
-		Yield:        1.5,
-		KVLimit:      0.9,
-		KVPressure:   0.3,
-		Slack:        2e-3,
-		SlackShare:   0.05,
+		OwnWork:     0.9,
+		OwnWorkBusy: 4,
+		OwnWorkLong: 5,
+		LoadCPU:     6e-6,
+		LoadDisk:    25e-6,
+		Crowd:       0.1,
+		Company:     1.1,
+		Approximate: 1,
+		Bound:       2,
+		Overload:    0.025,
+		Yield:       1.5,
+		KVLimit:     0.9,
+		KVPressure:  0.3,
+		Slack:       2e-3,
+		SlackShare:  0.05,
 	}
 }
 
@@ -366,7 +361,7 @@ func (m *CostModel) plain(r *Request, candidates []Candidate, costs []float64, t
 
 // times is how often the candidate's prefill counts, by who is there.
 func (m *CostModel) times(c *Candidate) float64 {
-	return m.OwnWork + m.Interference*float64(c.Decoding) + m.Crowd*c.crowd()
+	return m.OwnWork + m.Crowd*c.crowd()
 }
 
 // crowd is how many requests have no first token there.
@@ -429,7 +424,7 @@ func (c *Candidate) held(r *Request) int { return min(int(c.Cached), max(r.Token
 
 // parts are the terms of one candidate's cost, without overload.
 type parts struct {
-	wait, prefill, ownWork, load, interference, crowd, company, share float64
+	wait, prefill, ownWork, load, crowd, company, share float64
 }
 
 func (m *CostModel) parts(r *Request, c *Candidate, t toll) (p parts) {
@@ -442,17 +437,16 @@ func (m *CostModel) parts(r *Request, c *Candidate, t toll) (p parts) {
 	if int(c.CachedGPU) < cached {
 		p.load = m.load(c, cached, m.times(c), each)
 	}
-	p.interference = m.Interference * float64(c.Decoding) * p.prefill
 	p.crowd = m.Crowd * c.crowd() * p.prefill
 	p.company = m.Company * float64(c.Company)
-	if sum := p.wait + p.prefill + p.ownWork + p.load + p.interference + p.crowd + p.company; c.Share > 0 && c.Share < 1 {
+	if sum := p.wait + p.prefill + p.ownWork + p.load + p.crowd + p.company; c.Share > 0 && c.Share < 1 {
 		p.share = sum/float64(c.Share) - sum
 	}
 	return p
 }
 
 func (p *parts) sum() float64 {
-	return p.wait + p.prefill + p.ownWork + p.load + p.interference + p.crowd + p.company + p.share
+	return p.wait + p.prefill + p.ownWork + p.load + p.crowd + p.company + p.share
 }
 
 // valid reports whether it is a time.
@@ -472,7 +466,6 @@ func (m *CostModel) AppendTerms(dst []Term, r *Request, candidates []Candidate, 
 		Term{"prefill", p.prefill},
 		Term{"own_work", p.ownWork},
 		Term{"load", p.load},
-		Term{"interference", p.interference},
 		Term{"crowd", p.crowd},
 		Term{"company", p.company},
 		Term{"share", p.share},

@@ -316,6 +316,8 @@ func (y *yard) set(t *testing.T, line string) {
 			c.InFlight = Count(int(x))
 		case "decoding":
 			c.Decoding = Count(int(x))
+		case "busy":
+			c.Busy = float32(x)
 		case "begun":
 			c.Begun = Count(int(x))
 		case "rest":

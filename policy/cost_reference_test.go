@@ -63,7 +63,6 @@ func referenceCost(m *CostModel, r *Request, cs []Candidate, i int) (cost float6
 		each = n(m.toll(r, cs).each(c)) // it goes by some of them then
 	}
 	times := n(m.OwnWork)
-	times = add(times, mul(n(m.Interference), n(float64(c.Decoding))))
 	times = add(times, mul(n(m.Crowd), n(float64(c.InFlight-c.Decoding))))
 
 	load := n(0)
@@ -161,7 +160,7 @@ func soundRequest(rng *rand.Rand) *Request {
 func costModels(rng *rand.Rand) *CostModel {
 	m := NewCostModel()
 	if rng.IntN(3) == 0 {
-		*m = CostModel{1 + rng.Float64(), 5 * rng.Float64(), 5 * rng.Float64(), 1e-4 * rng.Float64(), 1e-4 * rng.Float64(), 0.1 * rng.Float64(), rng.Float64(), rng.Float64(),
+		*m = CostModel{1 + rng.Float64(), 5 * rng.Float64(), 5 * rng.Float64(), 1e-4 * rng.Float64(), 1e-4 * rng.Float64(), rng.Float64(), rng.Float64(),
 			rng.Float64(), 1 + rng.Float64(), 0.1 * rng.Float64(), 3 * rng.Float64(), rng.Float64(), rng.Float64(), 0.01 * rng.Float64(), 0.1 * rng.Float64()}
 	}
 	return m

@@ -69,7 +69,7 @@ const (
 	// left of the prompt: to compute something ahead at a slower one draws requests there.
 	muchSlower = 2
 	// priceEach is how much more it costs to compute a prefix for each sequence that is
-	// generated meanwhile: CostModel.Interference of the default.
+	// generated meanwhile, which it is in the way of.
 	priceEach = 0.01
 	// leastLoss is how many seconds all that requests have lost must be to be remembered.
 	leastLoss = 1e-4

@@ -51,7 +51,6 @@ func costModelWeights() []weight {
 		{"own_work_long", m.OwnWorkLong, 0, inf},
 		{"load_cpu", m.LoadCPU, 0, inf},
 		{"load_disk", m.LoadDisk, 0, inf},
-		{"interference", m.Interference, 0, inf},
 		{"crowd", m.Crowd, 0, inf},
 		{"company", m.Company, 0, inf},
 		{"approximate", m.Approximate, 0, 1},
@@ -66,7 +65,7 @@ func costModelWeights() []weight {
 }
 
 func newCostModel(w []float64) Policy {
-	return &CostModel{w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], w[8], w[9], w[10], w[11], w[12], w[13], w[14], w[15]}
+	return &CostModel{w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], w[8], w[9], w[10], w[11], w[12], w[13], w[14]}
 }
 
 // New returns the policy of a name, with the weights that are given in place of

@@ -5,10 +5,10 @@ import "math"
 // scoring is the work of one CostModel.score on all candidates, part by part, on its
 // stack: what most of them cost, and what there is besides. begin makes it ready.
 type scoring struct {
-	// The prefill counts own times, and so many times more for each sequence that is
-	// decoded and for each request; each token of it costs so much besides as toll says. The
+	// The prefill counts own times, and so many times more for each request that is there
+	// and is not decoded; each token of it costs so much besides as toll says. The
 	// candidate's Company costs so many times what it is.
-	own, decoding, request, company float64
+	own, request, company float64
 	toll
 
 	tokens  int32
@@ -48,9 +48,8 @@ const infinite = int64(0x7ff0_0000_0000_0000)
 // begin makes it ready for r.
 func (s *scoring) begin(m *CostModel, r *Request, t toll) {
 	s.tokens, s.pressed, s.least = int32(max(r.Tokens, 0)), float32(m.KVLimit), infinite
-	// What times says, in requests instead of a crowd.
 	s.company = m.Company
-	s.own, s.toll, s.decoding, s.request = m.OwnWork, t, m.Interference-m.Crowd, m.Crowd
+	s.own, s.toll, s.request = m.OwnWork, t, m.Crowd
 }
 
 // part sets the costs of a part of the candidates, without what is special.
@@ -87,7 +86,7 @@ var (
 // have the same cost to the bit, whoever computes it.
 func (s *scoring) block(candidates []Candidate, costs []float64) (most float64, special uint64) {
 	costs = costs[:len(candidates)]
-	tokens, own, toll, decoding, request, company, pressed := s.tokens, s.own, s.toll, s.decoding, s.request, s.company, s.pressed
+	tokens, own, toll, request, company, pressed := s.tokens, s.own, s.toll, s.request, s.company, s.pressed
 	half, share := half, wholeShare
 	all := float64(tokens)
 	halfAll := half * all
@@ -100,7 +99,7 @@ func (s *scoring) block(candidates []Candidate, costs []float64) (most float64, 
 		uncached := all - held
 		fill := float64(uncached*(a+float64(c.Speed.B*(halfAll+half*held)))) + c.Speed.D
 		requests := float64(c.InFlight)
-		times := own + float64(decoding*float64(c.Decoding)) + float64(request*requests)
+		times := own + float64(request*(requests-float64(c.Decoding)))
 		cost := float64(times*fill) + float64(toll.each(c)*uncached) + float64(company*float64(c.Company)) + c.Wait
 		costs[i] = cost
 		total += cost

@@ -9,9 +9,9 @@
 #define HALF 0(R8)
 #define HALFALL 32(R8)
 #define OWN 64(R8)
-#define DECODING 96(R8)
-#define REQUEST 128(R8)
-#define ALWAYS 160(R8)
+#define REQUEST 96(R8)
+#define ALWAYS 128(R8)
+#define BUSY 160(R8)
 #define COMPANY 192(R8)
 // Four times this and then four times the most that a number of 32 bits can be, or the
 // other way round.
@@ -19,14 +19,13 @@
 #define PRESSED 256(R8)
 // The bits of 1, of 32 bits.
 #define SHARE 288(R8)
-#define BUSY 320(R8)
 
 // func scoreFours(s *scoring, candidates *Candidate, costs *float64, n int)
 //
 // The operations on a candidate's numbers are those of scoring.block in the same order, and
 // none is fused. Shares and full caches are compared by their bits: that finds all that has
 // to be found, and may find what is no number, which makes no difference to complete.
-TEXT ·scoreFours(SB), NOSPLIT, $384-32
+TEXT ·scoreFours(SB), NOSPLIT, $352-32
 	MOVQ s+0(FP), BX
 	MOVQ candidates+8(FP), SI
 	MOVQ costs+16(FP), DI
@@ -56,8 +55,6 @@ TEXT ·scoreFours(SB), NOSPLIT, $384-32
 	VMOVAPD      Y0, HALFALL
 	VBROADCASTSD scoring_own(BX), Y0
 	VMOVAPD      Y0, OWN
-	VBROADCASTSD scoring_decoding(BX), Y0
-	VMOVAPD      Y0, DECODING
 	VBROADCASTSD scoring_request(BX), Y0
 	VMOVAPD      Y0, REQUEST
 	VBROADCASTSD scoring_toll+toll_always(BX), Y0
@@ -130,10 +127,9 @@ four:
 	VADDPD Y1, Y8, Y1
 	VMULPD Y1, Y2, Y1
 	VADDPD Y10, Y1, Y1      // fill
-	VMULPD DECODING, Y4, Y4
+	VSUBPD Y4, Y5, Y4
+	VMULPD REQUEST, Y4, Y4
 	VADDPD OWN, Y4, Y4
-	VMULPD REQUEST, Y5, Y3
-	VADDPD Y3, Y4, Y4
 	VMULPD Y1, Y4, Y4
 	VMULPD BUSY, Y0, Y0
 	VADDPD ALWAYS, Y0, Y0
