@@ -170,7 +170,7 @@ func NewCostModel() *CostModel {
 	return &CostModel{
 		OwnWork:     0.9,
 		OwnWorkBusy: 4,
-		OwnWorkLong: 5,
+		OwnWorkLong: 3.5,
 		LoadCPU:     6e-6,
 		LoadDisk:    25e-6,
 		Crowd:       0.1,

@@ -329,7 +329,7 @@ func TestDefaultWithFullCaches(t *testing.T) {
 	for _, w := range []*workload.Workload{chats(t), coldBursts().Faster(0.8)} {
 		got, other := fleet.try(t, w, policy.NewCostModel()), fleet.try(t, w, policy.LMetric{})
 		t.Logf("%s: %v; lmetric %v", w.Name, got, other)
-		if got.TTFT.Mean > other.TTFT.Mean || got.HitRate < 0.99*other.HitRate {
+		if got.TTFT.Mean > 0.98*other.TTFT.Mean || got.HitRate < 0.96*other.HitRate {
 			t.Errorf("%s: %v; lmetric %v", w.Name, got, other)
 		}
 	}
@@ -382,7 +382,7 @@ func TestDefaultKeepsColdBurstsTogether(t *testing.T) {
 	withoutRace(t)
 	fleet := alike(8, reference())
 	got, spread := fleet.try(t, coldBursts(), policy.NewCostModel()), fleet.try(t, coldBursts(), policy.LeastRequest{})
-	if got.work > 0.8*spread.work || got.TTFT.Mean > 0.7*spread.TTFT.Mean {
+	if got.work > 0.6*spread.work || got.TTFT.Mean > 0.72*spread.TTFT.Mean {
 		t.Errorf("%.0f s of work, %v; spread evenly it is %.0f s, %v", got.work, got, spread.work, spread)
 	}
 }
