@@ -46,6 +46,9 @@ var timedShapes = []struct {
 	{"idle, all alike", func(rng *rand.Rand, c *Candidate) {
 		*c = Candidate{Slot: c.Slot, Key: c.Key, Speed: DefaultSpeed, Share: 1, Exact: true}
 	}},
+	{"idle, seldom busy", func(rng *rand.Rand, c *Candidate) {
+		*c = Candidate{Slot: c.Slot, Key: c.Key, Speed: DefaultSpeed, Share: 1, Exact: true, Busy: 0.05 * rng.Float32()}
+	}},
 }
 
 // timedFleet is n candidates: a quarter of them have a part of the prompt, all have
@@ -64,7 +67,7 @@ func timedFleet(rng *rand.Rand, n int, fill func(rng *rand.Rand, c *Candidate)) 
 		c.Decoding = rng.Int32N(c.InFlight)
 		c.Ahead = Prefill(rng.IntN(5000), 0)
 		c.Wait = c.Speed.Time(c.Ahead)
-		c.KV, c.HitRate = 0.9*rng.Float32(), float32(rng.Float64())
+		c.KV, c.HitRate, c.Busy = 0.9*rng.Float32(), float32(rng.Float64()), 0.4+0.2*rng.Float32()
 		c.Filter = FilterState{Fast: 1, Slow: 1, Offset: 50, Mean: 1000 * rng.Float64(), Samples: 100}
 		fill(rng, c)
 	}
