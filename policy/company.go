@@ -116,16 +116,20 @@ const (
 )
 
 // add takes how much is there at now, unless something was added just before. Decisions
-// are made at random times, at which there is as much as on average.
+// are made at random times, at which there is as much as on average; some are a little
+// late to tell.
 func (h *habit) add(x float64, now time.Time, memory time.Duration) {
 	at, before := now.UnixNano(), h.at.Load()
 	passed := float64(at - before)
-	if before != 0 && passed >= 0 && passed < float64(habitStep) || !h.at.CompareAndSwap(before, at) {
+	if before != 0 && math.Abs(passed) < float64(habitStep) || !h.at.CompareAndSwap(before, at) {
 		return
 	}
-	weight := 1.0
-	if before != 0 && passed >= 0 {
-		weight = passed / (passed + float64(memory))
+	weight := passed / (passed + float64(memory))
+	switch {
+	case before == 0:
+		weight = 1
+	case passed < 0:
+		weight = 0 // the clock was set
 	}
 	mean := h.get()
 	h.mean.Store(math.Float64bits(mean + weight*(x-mean)))

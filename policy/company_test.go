@@ -144,9 +144,64 @@ func TestHabit(t *testing.T) {
 	if got := h.get(); math.Abs(got-5) > 0.1 {
 		t.Errorf("after an hour it is %v", got)
 	}
+	// A clock that is set back changes nothing, and counts from there.
+	now = now.Add(-time.Hour)
+	h.add(100, now, habitMemory)
+	if got := h.get(); math.Abs(got-5) > 0.1 {
+		t.Errorf("when the clock is set back it is %v", got)
+	}
+	h.add(6, now.Add(time.Hour), habitMemory)
+	if got := h.get(); math.Abs(got-6) > 0.1 {
+		t.Errorf("an hour after that it is %v", got)
+	}
 	if n := testing.AllocsPerRun(100, func() { now = now.Add(time.Second); h.add(1, now, habitMemory) }); n > 0 {
 		t.Errorf("it allocates %v times", n)
 	}
+}
+
+// A replica is busy for the part of the time in which it has something to compute: prompts
+// of this agent, or others' that wait there. What it has had minutes ago is forgotten.
+func TestBusy(t *testing.T) {
+	// at is called for each moment at which something is asked, in order.
+	f := func(name string, want float64, at func(s *Standing, second int, now time.Time)) {
+		t.Helper()
+		var s Standing
+		var c Candidate
+		rng, now := rand.New(rand.NewPCG(1, 15)), time.Unix(1000, 0)
+		for i := range 3000 {
+			moment := now.Add(time.Duration(i)*200*time.Millisecond + time.Duration(rng.Int64N(int64(200*time.Millisecond))))
+			at(&s, i/5, moment)
+			s.Describe(&c, 0, 0, moment)
+			s.Describe(&c, 0, 0, moment.Add(-time.Microsecond)) // one that is late to ask
+		}
+		if got := float64(c.Busy); math.Abs(got-want) > 0.06 {
+			t.Errorf("%s: it is busy for %v of the time, want %v", name, got, want)
+		}
+	}
+	// A prompt is computed in each second that is computing.
+	compute := func(computing func(second int) bool) func(s *Standing, second int, now time.Time) {
+		var e *Entry
+		return func(s *Standing, second int, now time.Time) {
+			if yes := computing(second); yes && e == nil {
+				e = new(Entry)
+				s.Backlog.Enter(e, Prefill(1000, 0), true, now, 1)
+			} else if !yes && e != nil {
+				s.Backlog.Leave(e, now)
+				e = nil
+			}
+		}
+	}
+	f("nothing", 0, compute(func(int) bool { return false }))
+	f("one second of four", 0.25, compute(func(second int) bool { return second%4 == 3 }))
+	f("all the time", 1, compute(func(int) bool { return true }))
+	f("five minutes ago", 0.05, compute(func(second int) bool { return second < 300 }))
+	others := func(waiting func(second int) int) func(s *Standing, second int, now time.Time) {
+		return func(s *Standing, second int, now time.Time) {
+			s.SetLoad(&Load{Running: 4, Waiting: waiting(second), WaitingTokens: -1, Told: now, Until: now.Add(time.Minute)})
+		}
+	}
+	f("others wait half of the time", 0.5, others(func(second int) int { return second % 2 }))
+	f("others run and none waits", 0, others(func(int) int { return 0 }))
 }
 
 // What a choice decides for later ones is cached where it went and nowhere else: nothing of

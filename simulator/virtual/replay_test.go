@@ -101,10 +101,10 @@ func TestReplayOfReference(t *testing.T) {
 			}
 		})
 	}
-	g("", fleet, conversation, figures{.296, 0, 7507, 729}, 1.15)
-	g("", fleet, conversation.Faster(1.8), figures{.279, 0, 7734, 797}, 1.15)
-	g("", fleet, synthetic, figures{.624, 0, 4330, 464}, 1.35)
-	g(", one twice as slow", &slow, conversation, figures{p99: 7664}, 1.35)
+	g("", fleet, conversation, figures{.296, 0, 7507, 729}, 1.06)
+	g("", fleet, conversation.Faster(1.8), figures{.279, 0, 7734, 797}, 1.06)
+	g("", fleet, synthetic, figures{.624, 0, 4330, 464}, 1.08)
+	g(", one twice as slow", &slow, conversation, figures{p99: 7664}, 1.2)
 }
 
 // TestReplayOfBounds: what no choice can be better than is what was found elsewhere.
