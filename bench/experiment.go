@@ -90,11 +90,11 @@ var plan = []group{
 			"prefill takes 60 us a token and 1 ns for each token before it, and nothing else is in its way. Eight of them with 4,000 blocks of 512 tokens each.",
 		experiments: []experiment{
 			{name: "conversation", title: "Mooncake conversation", curve: "conversation", charts: []string{"ttft", "reuse", "distribution", "time", "prediction"},
-				args: conversation + reference},
+				args: conversation + reference + seeds},
 			{name: "conversation-fast", title: "Mooncake conversation at 1.8x", curve: "conversation", charts: []string{"ttft", "distribution"},
-				args: conversation + " --speed 1.8" + reference},
-			{name: "synthetic", title: "Mooncake synthetic", charts: []string{"ttft", "reuse", "distribution"}, args: synthetic + reference},
-			{name: "synthetic-fast", title: "Mooncake synthetic at 1.8x", charts: []string{"ttft"}, args: synthetic + " --speed 1.8" + reference},
+				args: conversation + " --speed 1.8" + reference + seeds},
+			{name: "synthetic", title: "Mooncake synthetic", charts: []string{"ttft", "reuse", "distribution"}, args: synthetic + reference + seeds},
+			{name: "synthetic-fast", title: "Mooncake synthetic at 1.8x", charts: []string{"ttft"}, args: synthetic + " --speed 1.8" + reference + seeds},
 		}},
 	{id: "gpus", title: "Traces before engines like real ones",
 		about: "Engines that batch, prefill in chunks and disturb decoding with it, with the speed and the cache of an H100 that serves Llama-3.1-8B, or of an H200 that serves Qwen3-32B. " +
