@@ -46,6 +46,8 @@ type Backlog struct {
 	// The prompts that are not done, in the order of Enter. streams counts those
 	// among them that stream, spans sums up the span of the others.
 	first, last *Entry
+	since       int64 // there was always one in it
+	worked      int64 // how long there was one until then
 	sum         amount
 	streams     int
 	spans       int64
@@ -142,6 +144,7 @@ func (b *Backlog) Enter(e *Entry, w Work, streams bool, now time.Time, seconds f
 		e.span = int64(min(seconds, longest) * 1e9)
 	}
 	if b.last == nil {
+		b.since = t
 		b.startLocked(t)
 		b.void = b.disturbed || t < b.doubt
 		if t >= b.doubt {
@@ -179,11 +182,11 @@ func (b *Backlog) First(e *Entry, decoding int, now time.Time) (o Observation, o
 	for before := b.first; before != e; {
 		next := before.next
 		if !before.streams {
-			b.finishLocked(before)
+			b.finishLocked(before, t)
 		}
 		before = next
 	}
-	b.finishLocked(e)
+	b.finishLocked(e, t)
 	b.void = b.void || !e.streams
 	b.passed = max(b.passed, e.serial)
 
@@ -246,7 +249,7 @@ func (b *Backlog) Leave(e *Entry, now time.Time) {
 		begun = before == e
 	}
 	wasFirst := e == b.first
-	b.unlinkLocked(e)
+	b.unlinkLocked(e, t)
 	if begun {
 		b.void = true
 		if e.streams {
@@ -308,6 +311,21 @@ func (b *Backlog) Ahead(s *Speed, now time.Time) (w Work, wait float64) {
 	all := amountAt(v[0:])
 	all.add(later)
 	return all.work(), wait
+}
+
+// Worked is how long there was something to prefill until now, of all the time.
+func (b *Backlog) Worked(now time.Time) time.Duration {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.started {
+		return 0
+	}
+	t := b.tickLocked(now)
+	if b.pruneLocked(t); b.first == nil {
+		b.showLocked()
+		return time.Duration(b.worked)
+	}
+	return time.Duration(b.worked + max(t-b.since, 0))
 }
 
 // Overdue is how many times as long as all that is ahead should take at speed s it has
@@ -384,22 +402,22 @@ func (b *Backlog) pruneLocked(t int64) {
 		if due > t {
 			return
 		}
-		b.finishLocked(e)
+		b.finishLocked(e, due)
 		b.turn = due
 		// The replica may be slower than was expected, up to three times.
 		b.doubt, b.doubtful = max(b.doubt, due+2*(due-b.busy)), e
 	}
 }
 
-// finishLocked counts one in the list as done.
-func (b *Backlog) finishLocked(e *Entry) {
+// finishLocked counts one in the list as done at t.
+func (b *Backlog) finishLocked(e *Entry, t int64) {
 	b.done.add(e.work)
 	b.finished++
-	b.unlinkLocked(e)
+	b.unlinkLocked(e, t)
 	e.done = true
 }
 
-func (b *Backlog) unlinkLocked(e *Entry) {
+func (b *Backlog) unlinkLocked(e *Entry, t int64) {
 	if e.prev != nil {
 		e.prev.next = e.next
 	} else {
@@ -411,6 +429,9 @@ func (b *Backlog) unlinkLocked(e *Entry) {
 		b.last = e.prev
 	}
 	e.prev, e.next = nil, nil
+	if b.first == nil {
+		b.worked += max(t-b.since, 0)
+	}
 	b.sum.sub(e.work)
 	if e.streams {
 		b.streams--

@@ -97,42 +97,86 @@ func (k *company) seen() (slope float64, ok bool) {
 // get is what suppose was told last, 0 when that was nothing.
 func (k *company) get() float64 { return math.Float64frombits(k.each.Load()) }
 
-// A habit is how much there is of something at a replica on average over some time, as
-// those meet it who come later: of requests, which say little of that just now where
-// conversations pause, or of prompts to compute. Any goroutine may use it; it allocates
-// nothing and waits for nobody. The zero value knows nothing, and says 0.
+// A habit is how many requests are at a replica on average over some seconds, as those meet
+// it who come later. How many are there just now says little of that where conversations
+// pause. Any goroutine may use it; it allocates nothing and waits for nobody. The zero value
+// knows nothing, and says 0.
 type habit struct {
 	at   atomic.Int64  // when something was last added, in Unix nanoseconds
 	mean atomic.Uint64 // bits of the number
 }
 
 const (
-	// habitMemory is after how long what was added of requests has about half of its weight
-	// left, and busyMemory so of prompts: each that takes long is much of a shorter time.
+	// habitMemory is after how long what was added of requests has a third of its weight
+	// left, and busyMemory so of work: what takes seconds is much of a shorter time.
 	habitMemory = 10 * time.Second
 	busyMemory  = 100 * time.Second
 	// habitStep is how long after something was added nothing more is.
 	habitStep = 20 * time.Millisecond
+	// habitLate is how late one may be to tell, beside others that are not.
+	habitLate = time.Second
 )
 
-// add takes how much is there at now, unless something was added just before. Decisions
-// are made at random times, at which there is as much as on average; some are a little
-// late to tell.
-func (h *habit) add(x float64, now time.Time, memory time.Duration) {
+// next is for how many nanoseconds what is told at now counts, +Inf when nothing was told
+// before, and false when it does not count: something else was just told.
+func (h *habit) next(now time.Time) (passed float64, ok bool) {
 	at, before := now.UnixNano(), h.at.Load()
-	passed := float64(at - before)
-	if before != 0 && math.Abs(passed) < float64(habitStep) || !h.at.CompareAndSwap(before, at) {
-		return
+	passed = float64(at - before)
+	if before != 0 && passed < float64(habitStep) && passed > -float64(habitLate) || !h.at.CompareAndSwap(before, at) {
+		return 0, false
 	}
-	weight := passed / (passed + float64(memory))
-	switch {
-	case before == 0:
-		weight = 1
-	case passed < 0:
-		weight = 0 // the clock was set
+	if before == 0 {
+		passed = math.Inf(1)
 	}
+	return max(passed, 0), true // the clock may have been set back
+}
+
+// move lets x count for so long.
+func (h *habit) move(x, passed float64, memory time.Duration) {
 	mean := h.get()
-	h.mean.Store(math.Float64bits(mean + weight*(x-mean)))
+	h.mean.Store(math.Float64bits(mean + (x-mean)/(1+float64(memory)/passed)))
+}
+
+// add takes how many are there at now, unless something was added just before. Decisions
+// are made at random times, at which there are as many as on average.
+func (h *habit) add(requests float64, now time.Time) {
+	if passed, ok := h.next(now); ok {
+		h.move(requests, passed, habitMemory)
+	}
 }
 
 func (h *habit) get() float64 { return math.Float64frombits(h.mean.Load()) }
+
+// A busy is which part of the last minutes a replica has had something to compute, as far as
+// this agent sees. Any
+// goroutine may use it; it allocates nothing and waits for nobody. The zero value has had
+// nothing, and says 0.
+type busy struct {
+	habit
+	worked atomic.Int64 // until something was last added, in nanoseconds
+}
+
+// mostUnseen is for how many nanoseconds others' requests are taken to have been there that
+// are there now.
+const mostUnseen = float64(time.Second)
+
+// add takes for how long the backlog has had something to compute until now, and whether
+// others' requests are there now, of which nobody tells what they compute, unless something
+// was added just before. Both are mostly at the same time, so that the longer of them counts.
+func (b *busy) add(backlog *Backlog, others bool, now time.Time) {
+	passed, ok := b.next(now)
+	if !ok {
+		return
+	}
+	worked := int64(backlog.Worked(now))
+	own := float64(worked - b.worked.Swap(worked))
+	if math.IsInf(passed, 1) {
+		return // nothing is known of before
+	}
+	if others {
+		own = max(own, min(passed, mostUnseen))
+	}
+	if passed > 0 {
+		b.move(min(max(own/passed, 0), 1), passed, busyMemory)
+	}
+}

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"testing"
@@ -125,7 +126,7 @@ func TestHabit(t *testing.T) {
 	for i := range 600 {
 		now = now.Add(100 * time.Millisecond)
 		for range 1 + i%2*5 {
-			h.add(float64(i%2*6), now, habitMemory)
+			h.add(float64(i%2*6), now)
 		}
 	}
 	if got := h.get(); math.Abs(got-3) > 0.2 {
@@ -133,75 +134,119 @@ func TestHabit(t *testing.T) {
 	}
 	for range 600 {
 		now = now.Add(100 * time.Millisecond)
-		h.add(1, now, habitMemory)
+		h.add(1, now)
 	}
 	if got := h.get(); math.Abs(got-1) > 0.1 {
 		t.Errorf("a minute of 1 is usually %v", got)
 	}
 	// After an hour without decisions what is there now is all that is known.
 	now = now.Add(time.Hour)
-	h.add(5, now, habitMemory)
+	h.add(5, now)
 	if got := h.get(); math.Abs(got-5) > 0.1 {
 		t.Errorf("after an hour it is %v", got)
 	}
 	// A clock that is set back changes nothing, and counts from there.
 	now = now.Add(-time.Hour)
-	h.add(100, now, habitMemory)
+	h.add(100, now)
 	if got := h.get(); math.Abs(got-5) > 0.1 {
 		t.Errorf("when the clock is set back it is %v", got)
 	}
-	h.add(6, now.Add(time.Hour), habitMemory)
+	h.add(6, now.Add(time.Hour))
 	if got := h.get(); math.Abs(got-6) > 0.1 {
 		t.Errorf("an hour after that it is %v", got)
 	}
-	if n := testing.AllocsPerRun(100, func() { now = now.Add(time.Second); h.add(1, now, habitMemory) }); n > 0 {
+	if n := testing.AllocsPerRun(100, func() { now = now.Add(time.Second); h.add(1, now) }); n > 0 {
 		t.Errorf("it allocates %v times", n)
 	}
 }
 
-// A replica is busy for the part of the time in which it has something to compute: prompts
-// of this agent, or others' that wait there. What it has had minutes ago is forgotten.
+// A replica is busy for the part of the time in which it has something to compute, streamed
+// or not: prompts of this agent, or as far as is known, of others. What it has had minutes ago
+// is forgotten, and one moment, as the first or after an hour, is little.
 func TestBusy(t *testing.T) {
-	// at is called for each moment at which something is asked, in order.
-	f := func(name string, want float64, at func(s *Standing, second int, now time.Time)) {
+	start := time.Unix(1000, 0)
+	// Requests come at random, and each is asked for just before it enters. A tick of two
+	// milliseconds is often enough.
+	f := func(name string, want float64, each float64, streams bool, seconds func(at time.Duration) float64, load func(s *Standing, at time.Duration, now time.Time)) {
 		t.Helper()
 		var s Standing
 		var c Candidate
-		rng, now := rand.New(rand.NewPCG(1, 15)), time.Unix(1000, 0)
-		for i := range 3000 {
-			moment := now.Add(time.Duration(i)*200*time.Millisecond + time.Duration(rng.Int64N(int64(200*time.Millisecond))))
-			at(&s, i/5, moment)
-			s.Describe(&c, 0, 0, moment)
-			s.Describe(&c, 0, 0, moment.Add(-time.Microsecond)) // one that is late to ask
+		rng := rand.New(rand.NewPCG(1, 15))
+		type prompt struct {
+			Entry
+			ends time.Duration
 		}
-		if got := float64(c.Busy); math.Abs(got-want) > 0.06 {
+		var running []*prompt
+		free := time.Duration(0)
+		next := time.Duration(0)
+		for at := time.Duration(0); at < 10*time.Minute; at += 2 * time.Millisecond {
+			now := start.Add(at)
+			for len(running) > 0 && running[0].ends <= at {
+				if streams {
+					s.Backlog.First(&running[0].Entry, 0, now)
+				}
+				s.Backlog.Leave(&running[0].Entry, now)
+				running = running[1:]
+			}
+			if at < next {
+				continue
+			}
+			next = at + time.Duration(rng.ExpFloat64()*each*float64(time.Second))
+			if load != nil {
+				load(&s, at, now)
+			}
+			s.Describe(&c, 0, 0, now)
+			s.Describe(&c, 0, 0, now.Add(-time.Microsecond)) // one that is late to ask
+			if x := seconds(at) * rng.ExpFloat64(); x > 0 && rng.IntN(4) == 0 {
+				free = max(free, at) + time.Duration(x*float64(time.Second))
+				p := &prompt{ends: free}
+				s.Backlog.Enter(&p.Entry, Prefill(1000, 0), streams, now, x)
+				running = append(running, p)
+			}
+		}
+		if got := float64(c.Busy); math.Abs(got-want) > 0.1 {
 			t.Errorf("%s: it is busy for %v of the time, want %v", name, got, want)
 		}
 	}
-	// A prompt is computed in each second that is computing.
-	compute := func(computing func(second int) bool) func(s *Standing, second int, now time.Time) {
-		var e *Entry
-		return func(s *Standing, second int, now time.Time) {
-			if yes := computing(second); yes && e == nil {
-				e = new(Entry)
-				s.Backlog.Enter(e, Prefill(1000, 0), true, now, 1)
-			} else if !yes && e != nil {
-				s.Backlog.Leave(e, now)
-				e = nil
+	nothing := func(time.Duration) float64 { return 0 }
+	always := func(x float64) func(time.Duration) float64 { return func(time.Duration) float64 { return x } }
+	for _, streams := range []bool{true, false} {
+		f(fmt.Sprint("nothing ", streams), 0, 0.1, streams, nothing, nil)
+		f(fmt.Sprint("one of four for half a second, ten a second come ", streams), 1, 0.1, streams, always(0.5), nil)
+		f(fmt.Sprint("one of four for half a second, one a second comes ", streams), 0.125, 1, streams, always(0.5), nil)
+		f(fmt.Sprint("one of four for a tenth, twenty a second come ", streams), 0.5, 0.05, streams, always(0.1), nil)
+		f(fmt.Sprint("five minutes ago ", streams), 0.05, 0.1, streams, func(at time.Duration) float64 {
+			if at < 5*time.Minute {
+				return 0.3
 			}
+			return 0
+		}, nil)
+	}
+	others := func(there func(second int) bool) func(s *Standing, at time.Duration, now time.Time) {
+		return func(s *Standing, at time.Duration, now time.Time) {
+			l := Load{WaitingTokens: -1, Told: now, Until: now.Add(time.Minute)}
+			if there(int(at / time.Second)) {
+				l.Running = 4
+			}
+			s.SetLoad(&l)
 		}
 	}
-	f("nothing", 0, compute(func(int) bool { return false }))
-	f("one second of four", 0.25, compute(func(second int) bool { return second%4 == 3 }))
-	f("all the time", 1, compute(func(int) bool { return true }))
-	f("five minutes ago", 0.05, compute(func(second int) bool { return second < 300 }))
-	others := func(waiting func(second int) int) func(s *Standing, second int, now time.Time) {
-		return func(s *Standing, second int, now time.Time) {
-			s.SetLoad(&Load{Running: 4, Waiting: waiting(second), WaitingTokens: -1, Told: now, Until: now.Add(time.Minute)})
-		}
+	f("others half of the time", 0.5, 0.1, true, nothing, others(func(second int) bool { return second%2 == 0 }))
+	f("others all the time", 1, 0.1, true, nothing, others(func(int) bool { return true }))
+
+	var s Standing
+	var c Candidate
+	s.SetLoad(&Load{Running: 4, Waiting: 4, WaitingTokens: -1, Told: start, Until: start.Add(24 * time.Hour)})
+	if s.Describe(&c, 0, 0, start); c.Busy != 0 {
+		t.Errorf("who sees a busy replica for the first time says %v", c.Busy)
 	}
-	f("others wait half of the time", 0.5, others(func(second int) int { return second % 2 }))
-	f("others run and none waits", 0, others(func(int) int { return 0 }))
+	if s.Describe(&c, 0, 0, start.Add(time.Hour)); !(c.Busy < 0.01) {
+		t.Errorf("who has not looked for an hour and sees others says %v", c.Busy)
+	}
+	s.SetLoad(nil)
+	if s.Describe(&c, 0, 0, start.Add(-time.Hour)); !(c.Busy < 0.01) {
+		t.Errorf("when the clock is set back it is %v", c.Busy)
+	}
 }
 
 // What a choice decides for later ones is cached where it went and nowhere else: nothing of

@@ -228,7 +228,7 @@ func (m *CostModel) Score(r *Request, candidates []Candidate, costs []float64) (
 	if least == math.Inf(1) {
 		return 0
 	}
-	return max(m.Slack, m.SlackShare*least)
+	return max(m.Slack, m.SlackShare*min(least, 1))
 }
 
 // score sets costs, and returns the least one. parts and plain say the same in plain

@@ -3,6 +3,7 @@ package policy
 import (
 	"math"
 	"math/big"
+	"math/bits"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -48,8 +49,13 @@ func referenceCost(m *CostModel, r *Request, cs []Candidate, i int) (cost float6
 		}
 		return least(than, n(x))
 	}
-	for k := range cs {
-		wait, a, b = fewer(wait, math.Max(cs[k].Wait, 0)), fewer(a, cs[k].Speed.A), fewer(b, cs[k].Speed.B)
+	all := cs
+	if len(cs) > mostCounted { // it goes by some that lie together then
+		first, _ := bits.Mul64(mix(r.Rand), uint64(len(cs)-mostCounted+1))
+		all = cs[first : first+mostCounted]
+	}
+	for k := range all {
+		wait, a, b = fewer(wait, math.Max(all[k].Wait, 0)), fewer(a, all[k].Speed.A), fewer(b, all[k].Speed.B)
 	}
 	// each is what a token that is computed costs others.
 	each := n(0)
@@ -59,9 +65,6 @@ func referenceCost(m *CostModel, r *Request, cs []Candidate, i int) (cost float6
 	}
 	long := least(mul(tokens, add(a, mul(b, tokens))), n(longestOwn))
 	each = add(each, mul(mul(mul(n(m.OwnWorkLong), quo(long, n(longestOwn))), add(a, mul(b, tokens))), n(float64(c.Busy))))
-	if len(cs) > mostCounted {
-		each = n(m.toll(r, cs).each(c)) // it goes by some of them then
-	}
 	times := n(m.OwnWork)
 	times = add(times, mul(n(m.Crowd), n(float64(c.InFlight-c.Decoding))))
 

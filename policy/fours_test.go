@@ -237,7 +237,7 @@ func TestFoursSeeWhatIsAlike(t *testing.T) {
 	for n := 2; n <= 70; n++ {
 		cs, costs := make([]Candidate, n), make([]float64, n)
 		for i := range cs {
-			cs[i] = Candidate{Cached: 7, InFlight: 3, Share: 0.5, Slot: i, Key: uint64(i), KV: float32(i), Company: float32(i), Decoding: int32(i), CachedGPU: int32(i), CachedCPU: int32(i)}
+			cs[i] = Candidate{Cached: 7, InFlight: 3, Share: 0.5, Slot: i, Key: uint64(i), KV: float32(i), Company: float32(i), Decoding: int32(i), CachedGPU: int32(i), CachedCPU: int32(i), Busy: float32(i)}
 			costs[i] = 2
 		}
 		if !indifferent(cs, costs) {

@@ -44,10 +44,10 @@ type Candidate struct {
 	InFlight int32
 	// CachedGPU is the part of Cached that is on the GPU.
 	CachedGPU int32
-	// Busy is which part of the last minutes the replica has had prompts to compute: this
-	// agent's, and as far as the engine tells, those of others.
+	// Busy is which part of the last minutes the replica has had prompts of this agent to
+	// compute, or, as the engine tells, requests of others.
 	Busy float32
-	// Decoding is how many of those have their first token and are generated.
+	// Decoding is how many of InFlight have their first token and are generated.
 	Decoding int32
 	// Company is by how many seconds first tokens come later for those who are there: this
 	// one's for those of now, and those of the requests that will follow it there for those

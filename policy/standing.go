@@ -28,8 +28,8 @@ type Standing struct {
 	tellsCached atomic.Bool // the engine has told what it had cached of a prompt
 	late        [moments]Lateness
 	company     company       // what each request beside it delays a first token by
-	habit       habit         // the requests that who comes has met there for some time
-	busy        habit         // and how often there were prompts to compute
+	habit       habit         // what who comes has met there for some time
+	busy        busy          // and how long there were prompts to compute
 	begun       begun         // prompts that are computed there in pieces
 	lengths     RecentMean    // tokens of those prompts, cached ones included
 	settled     RecentMean    // and what of them was cached there alone
@@ -101,11 +101,7 @@ func (s *Standing) Describe(c *Candidate, inside, pending int, now time.Time) {
 	}
 	c.Late = s.late[momentOf(c)].Get()
 	c.Company = float32(s.delay(c, now))
-	busy := 0.0
-	if c.Ahead.Tokens > 0 {
-		busy = 1
-	}
-	s.busy.add(busy, now, busyMemory)
+	s.busy.add(&s.Backlog, requests > 0, now)
 	c.Busy = float32(s.busy.get())
 	if fresh {
 		c.KV, c.Queued, c.HitRate = float32(l.KV), Count(l.Waiting), float32(l.HitRate)
@@ -116,7 +112,7 @@ func (s *Standing) Describe(c *Candidate, inside, pending int, now time.Time) {
 // delay is Candidate.Company of the candidate that has been described at now.
 func (s *Standing) delay(c *Candidate, now time.Time) float64 {
 	n := float64(c.InFlight)
-	s.habit.add(n, now, habitMemory)
+	s.habit.add(n, now)
 	each, followers := s.company.get(), math.Float64frombits(s.binding.Load())
 	return each*(n+followers*(soon*n+eachWay*s.habit.get())) + followers*math.Float64frombits(s.behind.Load())
 }
