@@ -42,7 +42,8 @@ type group struct {
 // of prompts, where all policies would take too long. Capacities count from the first.
 const few = " --policy round_robin,least_request,lmetric,cost_model"
 
-// seeds are the runs of workloads that are drawn: medians are taken over them.
+// seeds are the runs of workloads that are drawn, and of traces, of which only ties are: medians
+// are taken over them.
 const seeds = " --seed 1,2,3"
 
 // reference is the fleet of the reference replay: engines whose prefill is one queue,

@@ -18,10 +18,11 @@ import (
 //	prefill       of what is not cached, by the replica's Speed
 //	own_work      (OwnWork - 1) · prefill, and OwnWorkBusy · busy + OwnWorkLong · T · Busy
 //	              for each token that is not cached, times what it takes at the end of the
-//	              prompt where it takes least: it also delays those who come after, where all
-//	              have much to do, and a slow replica has fewer of them. busy is w / (w + T/10),
-//	              of the shortest wait w of all and the least time T for so many tokens, Busy
-//	              is the candidate's, and a T of longestOwn or more counts as 1
+//	              prompt where it takes least, e: it also delays those who come after, where
+//	              all have much to do, and a slow replica has fewer of them. busy is
+//	              w / (w + A · n / 10), of the shortest wait w of all, the least A, and the n
+//	              tokens of the whole prompt. T is e · n in parts of longestOwn, 1 at most, and
+//	              Busy the candidate's
 //	load          of what is cached in the host's memory or on disk; never more than
 //	              it would take to compute it
 //	crowd         Crowd · requests that have no first token there yet · prefill: what
@@ -68,7 +69,8 @@ type CostModel struct {
 	// the seconds that it costs where it is fuller.
 	KVLimit, KVPressure float64
 	// Slack is the difference of costs, in seconds, and SlackShare that in parts of
-	// the least one, that makes no difference; the larger counts.
+	// the least one, or of a second if that is less, that makes no difference; the larger
+	// counts.
 	Slack, SlackShare float64
 }
 
@@ -137,23 +139,24 @@ const overloadFree = 8
 //	without Holding and Pieces      1.00       0.98      1.01      93.6 after 90.5  1.02 after 1.04
 //	the same at 1.8 times           1.01       0.96      1.04      92.3 after 87.3  1.01 after 1.04
 //	all events lost                 1.00       0.99      1.01      93.4 after 90.8  1.02 after 1.04
-//	through four agents             0.95       0.92      0.96      94.1 after 94.7  1.38 after 1.12
+//	through four agents             0.93       0.90      0.95      93.8 after 93.3  1.36 after 1.12
 //	the synthetic trace             1.00       1.00      1.00      99.5 after 99.5  1.03 after 1.11
 //
-// Four agents hardly see what the others compute, but that requests wait behind it: long
-// prompts keep away from where short ones usually wait, which makes replicas uneven and both
-// sooner. With what an agent has sent itself instead of all that waits the mean is 8 % more
-// than without it there. By who computes at the moment instead of in the last minutes it is 9 % more,
-// and a burst that shares a document waits for one replica, though others were done sooner. A
-// weight of 5 reuses 97.5 and 97.9 %, and has 3 % more of the mean with one slow engine.
-// Memories of 30 seconds to 5 minutes reuse within 0.3 % of each other.
+// Several agents do not see what the others compute, but that requests are there: long
+// prompts keep away from where others usually are, which makes replicas uneven and all
+// sooner; at 1.8 times the speed, and through two agents, the mean is 0.99 and 0.94 times what
+// it is without the weight. Were others to count while their requests wait, or not at all, it
+// would be 1.05 to 1.11 times. By who computes at the moment instead of in the last minutes it
+// is 1.09 times, and a burst that shares a document waits for one replica, though others were
+// done sooner. A weight of 5 reuses 97.5 and 97.9 %, and has 3 % more of the mean with one slow
+// engine. Memories of 30 seconds to 5 minutes reuse within 0.3 % of each other.
 //
 // Were prefill to count more for each sequence that is decoded at the replica, as it did once,
 // long prompts would go where few are, and sequences be the less even for it: 8 H100 keep their
 // limits with unshared prompts (W6) at 152 a second then, at 164 without, and at 157 with
 // round_robin (four seeds). What decoding delays is the company's.
 //
-// With 1 alone a fleet near its limit computes too much twice, and is soon beyond it;
+// With an OwnWork of 1 alone a fleet near its limit computes too much twice, and is soon beyond it;
 // with 2 alone a prefix that many ask for stays with few replicas, whose queues are
 // then as long as it takes to compute it, though others idle. To compute it at one
 // that idles is worth a little more than it costs, for it is there the next time.
@@ -361,12 +364,12 @@ func (m *CostModel) toll(r *Request, candidates []Candidate) (t toll) {
 	return t
 }
 
-// longestOwn is how many seconds a prompt takes that delays others by as much as any does:
-// who comes later still has gone elsewhere.
+// longestOwn is how many seconds a prompt takes, if each of its tokens takes what the last
+// does, that delays others by as much as any: who comes later still has gone elsewhere.
 const longestOwn = 1
 
-// mostCounted is of how many candidates toll looks at, which tell of the fleet what all
-// would.
+// mostCounted is how many candidates toll looks at. Where the least of those is not the least
+// of all, as may be in large fleets of several kinds, all of them cost more by as much.
 const mostCounted = 16
 
 // busyPart: when the shortest wait is such a part of the time for the prompt's tokens,

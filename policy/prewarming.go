@@ -36,8 +36,8 @@ import (
 //
 // Of Mooncake's traces nothing
 // is computed ahead, or hardly anything. What requests have lost is by costs, in which a
-// prefill where others idle is a little cheaper than its time (CostModel.OwnWork): by its time
-// alone half of what agents gain is gone.
+// prefill where replicas idle, and usually do, is a little cheaper than its time
+// (CostModel.OwnWork): by its time alone half of what agents gain is gone.
 type Prewarming struct {
 	// Length is how many seconds a piece takes at most in which it is computed: whoever
 	// comes meanwhile waits for no more.
@@ -142,7 +142,8 @@ type loss struct {
 // costs are what CostModel gave the candidates. ids are copied if they are kept.
 //
 // What a replica would have cost with as much cached is its cost without what it takes to
-// compute that, once: the cost counts it more than once where others wait. All that was lost
+// compute that, once: the cost counts it more than once where others wait or usually compute,
+// where less is computed ahead. Agents have 1 % more of the mean if that is taken off as well. All that was lost
 // is lost by who would have been the best: one more that holds it would be enough. It
 // reports whether there was any.
 func (p *Prefixes) Chosen(r *Request, candidates []Candidate, costs []float64, chosen int, key uint64, ids []uint32, tokens int, now time.Time) bool {
