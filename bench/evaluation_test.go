@@ -98,7 +98,7 @@ func TestEvaluation(t *testing.T) {
 	// What must be in it by the numbers that were made up.
 	for _, want := range []string{
 		"| p99 TTFT 40 % below round_robin | W1 system prompts, 48/s (60 % of what round_robin can take) |", "## Where the default does not win", "round_robin (", "**Not the best**: mean TTFT: ",
-		"Doubtful: round_robin: the machine was too slow", "    inferrail simulate --trace $TRACES/mooncake_conversation_trace.jsonl --speed 1.8 --replicas 8 --profile reference --blocks 4000\n",
+		"Doubtful: round_robin: the machine was too slow", "    inferrail simulate --trace $TRACES/mooncake_conversation_trace.jsonl --speed 1.8 --replicas 8 --profile reference --blocks 4000 --seed 1,2,3\n",
 		"![latency against rate](results/evaluation/conversation-rates.svg)", "![latency against rate](results/evaluation/w4-rates.svg)",
 		"| p99 TTFT | 24/s | 48/s | 67/s | 76/s | 88/s | 110/s |\n", "; 60 % of what round_robin can take.", "W1 system prompts, 76/s (95 % of what round_robin can take) |", "out of reach: the bound is ", "Beside virtual time, the median TTFT: cost_model 0 % above",
 	} {
