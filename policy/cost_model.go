@@ -121,7 +121,7 @@ const overloadFree = 8
 // many times as fast and hardly keep up, and its 99th percentile and mean are not.
 //
 // Of the recorded conversations the mean is 1.13 times the bound, at which all replicas hold
-// all, at their speed and at 1.8 times it (--speed 1.8), and 1.17 and 1.25 without Pieces. What
+// all, at their speed and at 1.8 times it (--speed 1.8), and 1.17 and 1.23 without Pieces. What
 // Holding gives is in these numbers.
 //
 // OwnWorkLong is for what work of x seconds takes from those who come while it is computed, a

@@ -30,7 +30,7 @@ import (
 //	Azure's code, 8 H200              0.98        0.97       1.03       0.97
 //	documents, 2 L40S, too much (W4)  1.06        1.09       0.99       1.01
 //
-// Of the first two the mean is 1.13 times the bound instead of 1.17 and 1.25. A length of
+// Of the first two the mean is 1.13 times the bound instead of 1.17 and 1.23. A length of
 // 300 ms takes up to 26 % more off medians, and adds up to 26 % to 99th percentiles.
 type Pieces struct {
 	// Length is how many seconds a piece takes; where each prompt takes long beside what

@@ -143,9 +143,9 @@ type loss struct {
 //
 // What a replica would have cost with as much cached is its cost without what it takes to
 // compute that, once: the cost counts it more than once where others wait or usually compute,
-// where less is computed ahead. Agents have 1 % more of the mean if that is taken off as well. All that was lost
-// is lost by who would have been the best: one more that holds it would be enough. It
-// reports whether there was any.
+// where less is computed ahead. Agents have 1 % more of the mean if that is taken off as well.
+// All that was lost is lost by who would have been the best: one more that holds it would be
+// enough. It reports whether there was any.
 func (p *Prefixes) Chosen(r *Request, candidates []Candidate, costs []float64, chosen int, key uint64, ids []uint32, tokens int, now time.Time) bool {
 	tokens = min(tokens, len(ids))
 	if tokens < leastPrefix || chosen < 0 {
