@@ -326,7 +326,8 @@ func policyTable(c *workload.Comparison) []string {
 			of = fmt.Sprintf("%.2fx", s.TTFT.Mean/c.Bound.TTFT.Mean)
 		}
 		hotspot, good := fmt.Sprintf("%.2f", s.Hotspot), percent(s.Good)
-		if s == c.Bound {
+		reference := s == c.Bound || s == c.Shared
+		if reference {
 			hotspot, good = "-", "-"
 		}
 		cells := []string{name, inMS.write(s.TTFT.Mean), inMS.write(s.TTFT.P50), inMS.write(s.TTFT.P99), of, inMS.write(s.TPOT.P99),
@@ -339,7 +340,7 @@ func policyTable(c *workload.Comparison) []string {
 		}
 		if capacity {
 			rate, gpus := "-", "-"
-			if h := capacityOf(c, s.Policy); h != nil && s != c.Bound {
+			if h := capacityOf(c, s.Policy); h != nil && !reference {
 				rate, gpus = digits(h.Rate), digits(h.GPUs)
 			}
 			cells = append(cells, rate, gpus)
@@ -352,6 +353,9 @@ func policyTable(c *workload.Comparison) []string {
 			name = "**" + name + "**"
 		}
 		add(s, name)
+	}
+	if c.Shared != nil {
+		add(c.Shared, "_shared_")
 	}
 	if c.Bound != nil {
 		add(c.Bound, "_bound_")

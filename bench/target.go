@@ -131,7 +131,11 @@ func below(other string, least float64) func(*workload.Comparison) (finding, boo
 		f.met = by >= least
 		if c.Bound != nil && c.Bound.TTFT.P99 > 0 {
 			bound := 1 - c.Bound.TTFT.P99/theirs.TTFT.P99
-			f.measured += fmt.Sprintf(" (the bound: %s)", change(-bound))
+			f.measured += fmt.Sprintf(" (the bound: %s", change(-bound))
+			if c.Shared != nil {
+				f.measured += "; shared: " + change(c.Shared.TTFT.P99/theirs.TTFT.P99-1)
+			}
+			f.measured += ")"
 			if bound < least {
 				f.beyond = "the bound is " + change(-bound)
 			}

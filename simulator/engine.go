@@ -298,6 +298,10 @@ func NewEngine(l Latency, maxSequences int) *Engine {
 	return e
 }
 
+// DropCache leaves an engine that has not begun with anything without a cache, as NewEngine
+// makes it: it has room for all, and of each prompt is cached what the caller says.
+func (e *Engine) DropCache() { e.cache, e.told = nil, nil }
+
 // Counts returns what the engine has counted up to its last call.
 func (e *Engine) Counts() Counts { return e.counts }
 

@@ -88,7 +88,8 @@ func (c *chaos) harmEngines(ctx context.Context) {
 		}
 		wg.Wait()
 		for _, e := range victims {
-			if !c.admin.awaitMetric(c.T, 2*time.Minute, func(v float64) bool { return v == 1 }, "inferrail_replica_up", `"`+e.id+`"`) {
+			// As long as the longest ejection, and until a check has seen that it is well.
+			if !c.admin.awaitMetric(c.T, 6*time.Minute, func(v float64) bool { return v == 1 }, "inferrail_replica_up", `"`+e.id+`"`) {
 				fleet, err := c.admin.page("/debug/fleet")
 				c.Errorf("%s does not come up: %v\n%s", e.id, err, fleet)
 				return

@@ -184,6 +184,10 @@ func (a *agent) describe(v *visit, now time.Time) {
 		if h[index.GPU] != h[index.Tiers-1] {
 			c.CachedGPU, c.CachedCPU = policy.Count(p.CachedBlocks(h[index.GPU])), policy.Count(p.CachedBlocks(h[index.CPU]))
 		}
+		if r.found != nil {
+			c.Exact, c.Cached = true, policy.Count(r.found[v.record.Index])
+			c.CachedGPU, c.CachedCPU = c.Cached, c.Cached
+		}
 		s.standing.Fit(c, &v.asked)
 	}
 	v.choice = policy.Choose(a.policy, &v.asked, a.candidates, a.costs).Index
@@ -264,9 +268,12 @@ func (a *agent) sendWhole(v *visit, now time.Time) {
 	s, p := &a.slots[i], &a.prompts[r.sizeOf[i]]
 	s.inFlight++
 	v.engine = i
-	h := a.looks[r.sizeOf[i]].Held(i)
+	cached := p.Cached(a.looks[r.sizeOf[i]].Held(i))
+	if r.found != nil {
+		cached = r.found[v.record.Index]
+	}
 	v.record.Replica = i
-	v.foresee(p.Cached(h))
+	v.foresee(cached)
 	if v.of == nil && v.ahead == nil && v.cuts == 0 {
 		a.noteWarm(v, now)
 		s.standing.Settled(&v.asked, a.candidates, i)

@@ -79,6 +79,15 @@ func (p *Plan) do(ctx context.Context, j *job, curves bool) (workload.Summary, e
 	if err != nil {
 		return workload.Summary{}, fmt.Errorf("policy %s: %w", j.name, err)
 	}
+	s := p.summary(o, j)
+	if curves {
+		s.Curves = workload.NewCurves(o.Records, j.warm)
+	}
+	return s, nil
+}
+
+// summary is that of what came of the job.
+func (p *Plan) summary(o *Outcome, j *job) workload.Summary {
 	s := workload.Summarize(o.Records, j.workload, workload.SummaryOptions{
 		Policy: j.name, Replicas: len(j.fleet.Engines), Limits: p.Limits, Ahead: o.Ahead, Warm: j.warm,
 	})
@@ -90,10 +99,7 @@ func (p *Plan) do(ctx context.Context, j *job, curves bool) (workload.Summary, e
 	if queried > 0 {
 		s.EngineHitRate = float64(hit) / float64(queried)
 	}
-	if curves {
-		s.Curves = workload.NewCurves(o.Records, j.warm)
-	}
-	return s, nil
+	return s
 }
 
 // quantilesOf are those of the times between tokens.
@@ -172,7 +178,7 @@ func (p *Plan) Compare(ctx context.Context) (*workload.Comparison, error) {
 	all, limits := make([]workload.Summary, len(jobs)), make([]limit, len(p.Workloads))
 	err := inParallel(ctx, len(jobs)+len(limits), func(ctx context.Context, i int) (err error) {
 		if i < len(limits) {
-			limits[i], err = p.limit(jobs[i].workload, jobs[i].warm)
+			limits[i], err = p.limit(ctx, &jobs[i])
 			return err
 		}
 		i -= len(limits)
@@ -198,13 +204,14 @@ func (p *Plan) Compare(ctx context.Context) (*workload.Comparison, error) {
 		}
 		c.All = all
 	}
-	bounds := make([]workload.Summary, len(limits))
+	bounds, shared := make([]workload.Summary, len(limits)), make([]workload.Summary, len(limits))
 	for i, l := range limits {
-		bounds[i] = l.bound
+		bounds[i], shared[i] = l.bound, l.shared
 	}
 	bound := workload.Medians(bounds)
 	bound.Curves = bounds[0].Curves
-	c.Bound = &bound
+	store := workload.Medians(shared)
+	c.Bound, c.Shared = &bound, &store
 	c.Infinite = median(limits, func(l *limit) float64 { return l.infinite })
 	c.Pooled = median(limits, func(l *limit) float64 { return l.pooled })
 	c.Least = median(limits, func(l *limit) float64 { return l.least })
@@ -213,11 +220,13 @@ func (p *Plan) Compare(ctx context.Context) (*workload.Comparison, error) {
 
 // limit is what no policy can be better than with one workload.
 type limit struct {
-	bound                            workload.Summary
+	bound, shared                    workload.Summary
 	infinite, ceiling, pooled, least float64
 }
 
-func (p *Plan) limit(w *workload.Workload, warm time.Duration) (limit, error) {
+// limit finds that of the job's.
+func (p *Plan) limit(ctx context.Context, j *job) (limit, error) {
+	w, warm := j.workload, j.warm
 	size, blocks, err := p.Fleet.Blocks()
 	if err != nil {
 		return limit{}, err
@@ -226,12 +235,16 @@ func (p *Plan) limit(w *workload.Workload, warm time.Duration) (limit, error) {
 	records := p.Fleet.Bound(w, chains)
 	bound := workload.Summarize(records, w, workload.SummaryOptions{Policy: "bound", Replicas: len(p.Fleet.Engines), Limits: p.Limits, Warm: warm})
 	bound.Curves = workload.NewCurves(records, warm)
+	shared, err := p.Fleet.Shared(ctx, w, chains, Options{Seed: j.seed, Served: p.Served, Warm: warm})
+	if err != nil {
+		return limit{}, fmt.Errorf("shared: %w", err)
+	}
 	least := time.Duration(0)
 	if p.Fleet.WholeBlocks() {
 		least = p.Fleet.Least(records, warm)
 	}
 	return limit{
-		bound: bound, infinite: chains.Infinite(), ceiling: chains.Ceiling(blocks), pooled: chains.Pooled(blocks), least: milliseconds(least),
+		bound: bound, shared: p.summary(shared, &job{name: "shared", workload: w, fleet: j.fleet, warm: warm}), infinite: chains.Infinite(), ceiling: chains.Ceiling(blocks), pooled: chains.Pooled(blocks), least: milliseconds(least),
 	}, nil
 }
 

@@ -12,6 +12,7 @@
 //	chains.go    Chains: which blocks requests have, and a cache that never forgets
 //	ceiling.go   the most hits of all caches together: an oracle
 //	bound.go     the times that policies are measured by, and a proven least
+//	shared.go    the default policy where all engines find what any of them was asked for
 //	compare.go   Plan: a workload under several policies, with several seeds
 //	capacity.go  how much a fleet can serve
 //	table.go     a comparison for people

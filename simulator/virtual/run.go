@@ -35,6 +35,9 @@ type Options struct {
 	// Warm leaves the requests that come before out of the Gaps, and what is computed
 	// before out of Ahead.
 	Warm time.Duration
+	// found is how many tokens of each prompt every engine finds, which then have no caches
+	// of their own; nil where they have.
+	found []int
 }
 
 // Outcome is what came of a run. It is the caller's.
@@ -73,6 +76,7 @@ type run struct {
 	warm     time.Duration
 	gaps     simulator.Gaps
 	records  []workload.Record
+	found    []int // as Options.found
 	ahead    []int // as Outcome.Ahead
 	agents   []*agent
 
@@ -157,8 +161,8 @@ const (
 
 func newRun(f *Fleet, w *workload.Workload, p policy.Policy, o Options) (*run, error) {
 	r := &run{
-		fleet: f, workload: w, served: o.Served, warm: o.Warm, records: make([]workload.Record, len(w.Requests)),
-		visits: map[*simulator.Sequence]*visit{}, left: len(w.Requests),
+		fleet: f, workload: w, served: o.Served, warm: o.Warm, found: o.found,
+		records: make([]workload.Record, len(w.Requests)), visits: map[*simulator.Sequence]*visit{}, left: len(w.Requests),
 	}
 	var err error
 	if r.configs, err = f.configs(); err != nil {
@@ -170,6 +174,9 @@ func newRun(f *Fleet, w *workload.Workload, p policy.Policy, o Options) (*run, e
 			return nil, fmt.Errorf("replica %d: %w", i, err)
 		}
 		e.Measure(&r.gaps)
+		if r.found != nil {
+			e.DropCache()
+		}
 		r.engines = append(r.engines, e)
 	}
 	r.asked, r.ahead = make([]bool, len(r.engines)), make([]int, len(r.engines))
@@ -359,6 +366,11 @@ func (r *run) arrive(v *visit) {
 		v.record.Failure = "longer than an engine has room for"
 		r.over(v)
 		return
+	}
+	if r.found != nil {
+		v.seq.Cached = r.found[v.record.Index]
+		v.seq.Uncached = len(v.seq.Prompt) - v.seq.Cached
+		v.seq.Prompt = nil // what is said of it stands
 	}
 	r.visits[&v.seq] = v
 	r.asked[v.engine] = true

@@ -44,6 +44,9 @@ func WriteTable(w io.Writer, c *workload.Comparison) error {
 		}
 		line(&b, c, s, s.Policy, spread)
 	}
+	if c.Shared != nil {
+		line(&b, c, c.Shared, "shared", "")
+	}
 	if c.Bound != nil {
 		line(&b, c, c.Bound, "bound", "")
 	}
