@@ -326,8 +326,7 @@ func policyTable(c *workload.Comparison) []string {
 			of = fmt.Sprintf("%.2fx", s.TTFT.Mean/c.Bound.TTFT.Mean)
 		}
 		hotspot, good := fmt.Sprintf("%.2f", s.Hotspot), percent(s.Good)
-		reference := s == c.Bound || s == c.Shared
-		if reference {
+		if s == c.Bound {
 			hotspot, good = "-", "-"
 		}
 		cells := []string{name, inMS.write(s.TTFT.Mean), inMS.write(s.TTFT.P50), inMS.write(s.TTFT.P99), of, inMS.write(s.TPOT.P99),
@@ -340,7 +339,7 @@ func policyTable(c *workload.Comparison) []string {
 		}
 		if capacity {
 			rate, gpus := "-", "-"
-			if h := capacityOf(c, s.Policy); h != nil && !reference {
+			if h := capacityOf(c, s.Policy); h != nil && s != c.Bound && s != c.Shared {
 				rate, gpus = digits(h.Rate), digits(h.GPUs)
 			}
 			cells = append(cells, rate, gpus)

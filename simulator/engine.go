@@ -223,8 +223,10 @@ type Engine struct {
 	latency      Latency
 	maxSequences int
 	batching
-	// cache is nil for an engine that has room for all and reuses nothing.
-	cache cache
+	// cache is nil for an engine that has room for all and reuses nothing. longest is how many
+	// tokens a sequence has there at most, 0 for any number.
+	cache   cache
+	longest int
 
 	serial uint64
 	// clock is the present, in picoseconds.
@@ -298,9 +300,12 @@ func NewEngine(l Latency, maxSequences int) *Engine {
 	return e
 }
 
-// DropCache leaves an engine that has not begun with anything without a cache, as NewEngine
-// makes it: it has room for all, and of each prompt is cached what the caller says.
-func (e *Engine) DropCache() { e.cache, e.told = nil, nil }
+// DropCache takes the cache from an engine that has not begun with anything: sequences need
+// no room then, and of each prompt is cached what the caller says. Fits stays as it is.
+func (e *Engine) DropCache() {
+	_, e.longest = e.cache.size()
+	e.cache, e.told = nil, nil
+}
 
 // Counts returns what the engine has counted up to its last call.
 func (e *Engine) Counts() Counts { return e.counts }
@@ -333,11 +338,11 @@ func (e *Engine) brake() {
 // Fits reports whether the engine ever has room for a sequence with so many
 // tokens, generated ones included.
 func (e *Engine) Fits(tokens int) bool {
-	if e.cache == nil {
-		return true
+	most := e.longest
+	if e.cache != nil {
+		_, most = e.cache.size()
 	}
-	_, most := e.cache.size()
-	return tokens <= most
+	return most == 0 || tokens <= most
 }
 
 // Arrive takes s in at time t. There must be room for it in an engine with

@@ -77,7 +77,8 @@ time are models. Equal flags give equal results.
 The columns: hit is the part of prompt tokens that were cached, without as many as
 were computed ahead (--prewarm), of max is of what caches of this size allow; of bound is the mean time to first token over that of a
 fleet in which every engine holds everything and the earliest free one serves; shared
-is the default policy before engines that find what any of them was ever asked for;
+is the default policy before engines that find all that was in any request before, and
+have room for it;
 TPOT is the mean time between the tokens of an answer and ITL the time between any
 two, in ms; hotspot is the work of the busiest engine over the mean; foretold is how
 long first tokens were expected to take, over how long they took.`

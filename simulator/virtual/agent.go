@@ -184,8 +184,8 @@ func (a *agent) describe(v *visit, now time.Time) {
 		if h[index.GPU] != h[index.Tiers-1] {
 			c.CachedGPU, c.CachedCPU = policy.Count(p.CachedBlocks(h[index.GPU])), policy.Count(p.CachedBlocks(h[index.CPU]))
 		}
-		if r.found != nil {
-			c.Exact, c.Cached = true, policy.Count(r.found[v.record.Index])
+		if r.stored != nil {
+			c.Exact, c.Cached = true, policy.Count(v.stored)
 			c.CachedGPU, c.CachedCPU = c.Cached, c.Cached
 		}
 		s.standing.Fit(c, &v.asked)
@@ -269,8 +269,8 @@ func (a *agent) sendWhole(v *visit, now time.Time) {
 	s.inFlight++
 	v.engine = i
 	cached := p.Cached(a.looks[r.sizeOf[i]].Held(i))
-	if r.found != nil {
-		cached = r.found[v.record.Index]
+	if r.stored != nil {
+		cached = v.stored
 	}
 	v.record.Replica = i
 	v.foresee(cached)

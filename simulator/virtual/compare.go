@@ -86,7 +86,7 @@ func (p *Plan) do(ctx context.Context, j *job, curves bool) (workload.Summary, e
 	return s, nil
 }
 
-// summary is that of what came of the job.
+// summary is the summary of a job of which this came.
 func (p *Plan) summary(o *Outcome, j *job) workload.Summary {
 	s := workload.Summarize(o.Records, j.workload, workload.SummaryOptions{
 		Policy: j.name, Replicas: len(j.fleet.Engines), Limits: p.Limits, Ahead: o.Ahead, Warm: j.warm,
@@ -175,13 +175,22 @@ func (p *Plan) Compare(ctx context.Context) (*workload.Comparison, error) {
 		}
 		jobs = append(jobs, more...)
 	}
+	n := len(p.Seeds)
 	all, limits := make([]workload.Summary, len(jobs)), make([]limit, len(p.Workloads))
-	err := inParallel(ctx, len(jobs)+len(limits), func(ctx context.Context, i int) (err error) {
+	shared := make([]workload.Summary, 0, n)
+	if p.Fleet.WholeBlocks() {
+		shared = shared[:n]
+	}
+	err := inParallel(ctx, len(limits)+len(shared)+len(jobs), func(ctx context.Context, i int) (err error) {
 		if i < len(limits) {
-			limits[i], err = p.limit(ctx, &jobs[i])
+			limits[i], err = p.limit(jobs[i].workload, jobs[i].warm)
 			return err
 		}
-		i -= len(limits)
+		if i -= len(limits); i < len(shared) {
+			shared[i], err = p.shared(ctx, jobs[i])
+			return err
+		}
+		i -= len(shared)
 		all[i], err = p.do(ctx, &jobs[i], true)
 		return err
 	})
@@ -189,7 +198,6 @@ func (p *Plan) Compare(ctx context.Context) (*workload.Comparison, error) {
 		return nil, err
 	}
 	c.Marks = workload.Marks(slices.Concat(jobs[0].workload.Throttles, p.Fleet.Throttles))
-	n := len(p.Seeds)
 	for i := range p.Policies {
 		runs := all[i*n:][:n]
 		for k := range runs {
@@ -204,29 +212,44 @@ func (p *Plan) Compare(ctx context.Context) (*workload.Comparison, error) {
 		}
 		c.All = all
 	}
-	bounds, shared := make([]workload.Summary, len(limits)), make([]workload.Summary, len(limits))
+	bounds := make([]workload.Summary, len(limits))
 	for i, l := range limits {
-		bounds[i], shared[i] = l.bound, l.shared
+		bounds[i] = l.bound
 	}
 	bound := workload.Medians(bounds)
 	bound.Curves = bounds[0].Curves
-	store := workload.Medians(shared)
-	c.Bound, c.Shared = &bound, &store
+	c.Bound = &bound
+	if len(shared) > 0 {
+		s := workload.Medians(shared)
+		c.Shared = &s
+	}
 	c.Infinite = median(limits, func(l *limit) float64 { return l.infinite })
 	c.Pooled = median(limits, func(l *limit) float64 { return l.pooled })
 	c.Least = median(limits, func(l *limit) float64 { return l.least })
 	return c, nil
 }
 
+// shared is the summary of the workload of j as Fleet.Shared serves it.
+func (p *Plan) shared(ctx context.Context, j job) (workload.Summary, error) {
+	size, _, err := p.Fleet.Blocks()
+	if err != nil {
+		return workload.Summary{}, err
+	}
+	o, err := j.fleet.Shared(ctx, j.workload, NewChains(j.workload, size, j.warm), Options{Seed: j.seed, Served: p.Served, Warm: j.warm})
+	if err != nil {
+		return workload.Summary{}, fmt.Errorf("shared: %w", err)
+	}
+	j.name = "shared"
+	return p.summary(o, &j), nil
+}
+
 // limit is what no policy can be better than with one workload.
 type limit struct {
-	bound, shared                    workload.Summary
+	bound                            workload.Summary
 	infinite, ceiling, pooled, least float64
 }
 
-// limit finds that of the job's.
-func (p *Plan) limit(ctx context.Context, j *job) (limit, error) {
-	w, warm := j.workload, j.warm
+func (p *Plan) limit(w *workload.Workload, warm time.Duration) (limit, error) {
 	size, blocks, err := p.Fleet.Blocks()
 	if err != nil {
 		return limit{}, err
@@ -235,16 +258,12 @@ func (p *Plan) limit(ctx context.Context, j *job) (limit, error) {
 	records := p.Fleet.Bound(w, chains)
 	bound := workload.Summarize(records, w, workload.SummaryOptions{Policy: "bound", Replicas: len(p.Fleet.Engines), Limits: p.Limits, Warm: warm})
 	bound.Curves = workload.NewCurves(records, warm)
-	shared, err := p.Fleet.Shared(ctx, w, chains, Options{Seed: j.seed, Served: p.Served, Warm: warm})
-	if err != nil {
-		return limit{}, fmt.Errorf("shared: %w", err)
-	}
 	least := time.Duration(0)
 	if p.Fleet.WholeBlocks() {
 		least = p.Fleet.Least(records, warm)
 	}
 	return limit{
-		bound: bound, shared: p.summary(shared, &job{name: "shared", workload: w, fleet: j.fleet, warm: warm}), infinite: chains.Infinite(), ceiling: chains.Ceiling(blocks), pooled: chains.Pooled(blocks), least: milliseconds(least),
+		bound: bound, infinite: chains.Infinite(), ceiling: chains.Ceiling(blocks), pooled: chains.Pooled(blocks), least: milliseconds(least),
 	}, nil
 }
 

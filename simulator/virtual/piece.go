@@ -55,7 +55,7 @@ func (a *agent) sendPiece(v *visit, n int, now time.Time) {
 	a.stay(v, n)
 	piece := &visit{
 		request: &workload.Request{At: v.request.At, Output: 1, Parts: v.request.Parts}, record: &workload.Record{},
-		agent: a, came: v.came, taken: v.taken, choice: i, expected: v.expected, course: course{of: v},
+		agent: a, came: v.came, taken: v.taken, choice: i, expected: v.expected, course: course{of: v}, stored: v.stored,
 	}
 	piece.seq.Prompt, piece.seq.Output = v.seq.Prompt[:n], 1
 	a.look(piece)
@@ -70,6 +70,7 @@ func (a *agent) goOn(piece *visit) {
 		v.found = piece.record.Cached
 	}
 	v.record.Computed += piece.record.Computed
+	v.stored = max(v.stored, len(piece.seq.Prompt)) // for who has a store
 	a.again(v, now)
 }
 

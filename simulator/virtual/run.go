@@ -35,9 +35,9 @@ type Options struct {
 	// Warm leaves the requests that come before out of the Gaps, and what is computed
 	// before out of Ahead.
 	Warm time.Duration
-	// found is how many tokens of each prompt every engine finds, which then have no caches
+	// stored is how many tokens of each prompt every engine finds, which then have no caches
 	// of their own; nil where they have.
-	found []int
+	stored []int
 }
 
 // Outcome is what came of a run. It is the caller's.
@@ -76,7 +76,7 @@ type run struct {
 	warm     time.Duration
 	gaps     simulator.Gaps
 	records  []workload.Record
-	found    []int // as Options.found
+	stored   []int // as Options.stored
 	ahead    []int // as Outcome.Ahead
 	agents   []*agent
 
@@ -127,6 +127,8 @@ type visit struct {
 	expected    float64
 	engine      int
 	first       bool // its first token is told of
+	// stored is how much of its prompt every engine finds, where they have no caches.
+	stored int
 	// ahead is the prefix of which this one is a piece that is computed ahead; nil for
 	// all others.
 	ahead *policy.Prefix
@@ -161,7 +163,7 @@ const (
 
 func newRun(f *Fleet, w *workload.Workload, p policy.Policy, o Options) (*run, error) {
 	r := &run{
-		fleet: f, workload: w, served: o.Served, warm: o.Warm, found: o.found,
+		fleet: f, workload: w, served: o.Served, warm: o.Warm, stored: o.stored,
 		records: make([]workload.Record, len(w.Requests)), visits: map[*simulator.Sequence]*visit{}, left: len(w.Requests),
 	}
 	var err error
@@ -174,7 +176,7 @@ func newRun(f *Fleet, w *workload.Workload, p policy.Policy, o Options) (*run, e
 			return nil, fmt.Errorf("replica %d: %w", i, err)
 		}
 		e.Measure(&r.gaps)
-		if r.found != nil {
+		if r.stored != nil {
 			e.DropCache()
 		}
 		r.engines = append(r.engines, e)
@@ -296,6 +298,9 @@ func (r *run) come() {
 	v.seq.Output, v.seq.Timed = max(q.Output, 1), q.At >= r.warm
 	v.seq.Said = q.AppendAnswer(make([]uint32, 0, v.seq.Output), k)
 	v.record.Input = len(v.seq.Prompt)
+	if r.stored != nil {
+		v.stored = r.stored[k]
+	}
 	if v.record.Input == 0 {
 		v.record.Failure = "its prompt is empty"
 		r.over(v)
@@ -367,10 +372,8 @@ func (r *run) arrive(v *visit) {
 		r.over(v)
 		return
 	}
-	if r.found != nil {
-		v.seq.Cached = r.found[v.record.Index]
-		v.seq.Uncached = len(v.seq.Prompt) - v.seq.Cached
-		v.seq.Prompt = nil // what is said of it stands
+	if r.stored != nil {
+		v.seq.Cached = v.stored
 	}
 	r.visits[&v.seq] = v
 	r.asked[v.engine] = true

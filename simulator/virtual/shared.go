@@ -8,23 +8,23 @@ import (
 )
 
 // Shared returns how the default policy would serve the requests of a workload if the
-// fleet's engines kept nothing of their own, and found in one store whatever any of them was
-// ever asked for: at once, and with room for all. Prompts are sent whole. chains are those of w
-// in the engines' blocks.
+// fleet's engines kept nothing of their own, and found in one store whatever was in a request
+// or an answer before: at once, and without need of room for it or for what they compute. One
+// agent sees all, and takes all that an engine could ever serve. chains are those of w in the
+// engines' blocks, the smallest if there are several sizes.
 //
-// It tells apart what lies between a policy and the Bound. To here it is what caches cost
-// that are several and forget; the rest is what engines do that compute in steps, with a
-// token of each answer in every one, and no choice takes it away. So it is also the most that
-// a store would bring which engines share over a network. It is no proven bound: with so
-// little between the replicas, another choice may by luck be better.
+// It parts what lies between the default and the Bound. As far as this it is what caches cost
+// that are several, forget, and have room for so many sequences at one time. The rest is that
+// engines compute in steps, with a token of each answer in every one, which no choice takes
+// away. It is no proven bound: by luck, or where nothing comes of caches, another policy may be
+// as good or better.
 func (f *Fleet) Shared(ctx context.Context, w *workload.Workload, chains *Chains, o Options) (*Outcome, error) {
 	fleet := *f
-	// One agent sees all, and all are served, as in the Bound. There is nothing to compute
-	// ahead.
-	fleet.Agents, fleet.Pieces, fleet.Prewarm, fleet.Admission = 1, 0, 0, Admission{}
-	o.found = chains.seen()
-	for k := range o.found {
-		o.found[k] *= chains.size
+	// Of prefixes that all find there is nothing to compute ahead.
+	fleet.Agents, fleet.Prewarm, fleet.Admission = 1, 0, Admission{}
+	o.stored = chains.seen()
+	for k := range o.stored {
+		o.stored[k] *= chains.size
 	}
 	return fleet.Serve(ctx, w, policy.NewCostModel(), o)
 }

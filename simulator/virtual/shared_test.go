@@ -42,49 +42,43 @@ func TestShared(t *testing.T) {
 }
 
 // Where nothing is shared it makes no difference, and where all is it finds what a cache
-// without end would, on engines of any kind.
+// without end would; what is longer than an engine has room for fails, too.
 func TestSharedOfWorkloads(t *testing.T) {
-	f := func(name string, engines []simulator.Config, check func(c *workload.Comparison)) {
+	cfg := reference()
+	cfg.BlockSize, cfg.NumGPUBlocks, cfg.MaxModelLen = 16, 6001, 96000
+	engines := slices.Repeat([]simulator.Config{cfg}, 3)
+	f := func(name string, fleet Fleet, change func(w *workload.Workload)) *workload.Comparison {
 		t.Helper()
 		w, err := workload.Generate(workload.Options{Name: name, Seed: 1, Rate: 10, Requests: 150})
 		if err != nil {
 			t.Fatal(err)
 		}
-		p := &Plan{Seeds: []uint64{1}, Policies: []string{"cost_model"}, Workloads: []*workload.Workload{w}, Engine: "some",
-			Fleet: Fleet{Engines: engines, Agents: 2, Events: true, Hold: 50 * time.Millisecond, Pieces: 100 * time.Millisecond, Prewarm: 100 * time.Millisecond,
-				Throttles: []workload.Throttle{{Engine: 0, Factor: 2, At: time.Second, Until: 5 * time.Second}},
-				Admission: Admission{Mode: "absolute", Budget: time.Millisecond}}}
-		if name == "w6" {
-			p.Fleet.Agents, p.Fleet.Pieces, p.Fleet.Admission = 1, 0, Admission{}
+		if change != nil {
+			change(w)
 		}
+		fleet.Events, fleet.Hold, fleet.Pieces = true, 50*time.Millisecond, 50*time.Millisecond
+		p := &Plan{Seeds: []uint64{1, 2}, Policies: []string{"cost_model"}, Workloads: []*workload.Workload{w}, Engine: "some", Fleet: fleet}
 		c, err := p.Compare(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		if s := c.Shared; s.Policy != "shared" || s.Failed+s.Refused > 0 || s.Requests != 150 {
-			t.Errorf("%s: %+v", name, s)
-		}
-		check(c)
+		return c
 	}
-	cfg := reference()
-	cfg.BlockSize, cfg.NumGPUBlocks, cfg.MaxModelLen = 16, 6001, 96000
-	f("w6", slices.Repeat([]simulator.Config{cfg}, 2), func(c *workload.Comparison) {
-		if c.Shared.TTFT != c.Runs[0].TTFT || c.Shared.E2E != c.Runs[0].E2E || c.Shared.HitRate != 0 {
-			t.Errorf("with nothing to share: %+v, want %+v", c.Shared, c.Runs[0])
-		}
-	})
-	f("w3", slices.Repeat([]simulator.Config{cfg}, 3), func(c *workload.Comparison) {
-		if c.Shared.HitRate != c.Infinite || c.Shared.EngineHitRate < c.Runs[0].EngineHitRate {
-			t.Errorf("it finds %v, want %v", c.Shared.HitRate, c.Infinite)
-		}
-	})
-	var kinds []simulator.Config
-	for _, engine := range []string{"vllm", "sglang", "tgi", "llamacpp", "ollama"} {
-		kinds = append(kinds, simulator.Config{Engine: engine})
+	c := f("w6", Fleet{Engines: engines}, nil)
+	if s, want := c.Shared, &c.Runs[0]; s.TTFT != want.TTFT || s.E2E != want.E2E || s.HitRate != 0 || s.Spread.TTFTMean != want.Spread.TTFTMean {
+		t.Errorf("with nothing to share: %+v, want %+v", s, want)
 	}
-	f("w1", kinds, func(c *workload.Comparison) {
-		if c.Shared.HitRate < 0.5 {
-			t.Errorf("of all kinds: %+v", c.Shared)
-		}
-	})
+	c = f("w3", Fleet{Engines: engines, Agents: 2, Prewarm: 100 * time.Millisecond,
+		Throttles: []workload.Throttle{{Engine: 0, Factor: 2, At: time.Second, Until: 5 * time.Second}},
+		Admission: Admission{Mode: "absolute", Budget: time.Millisecond}}, nil)
+	if s := c.Shared; s.Policy != "shared" || s.Failed+s.Refused > 0 || s.Requests != 150 || s.HitRate != c.Infinite || s.Spread.Runs != 2 {
+		t.Errorf("it finds %v, want %v: %+v", s.HitRate, c.Infinite, s)
+	}
+	c = f("w6", Fleet{Engines: engines}, func(w *workload.Workload) { w.Requests[70].Parts = []workload.Part{{ID: 1, Tokens: 97_000}} })
+	if c.Shared.Failed != 1 || c.Runs[0].Failed != 1 {
+		t.Errorf("of a prompt that is too long %d and %d fail", c.Shared.Failed, c.Runs[0].Failed)
+	}
+	if c = f("w1", Fleet{Engines: []simulator.Config{cfg, {Engine: "llamacpp"}}}, nil); c.Shared != nil {
+		t.Errorf("engines share single tokens: %+v", c.Shared)
+	}
 }

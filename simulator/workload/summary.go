@@ -108,9 +108,10 @@ type Comparison struct {
 	// Bound is what policies are measured by: every replica holds all that was ever
 	// computed, and the earliest that is free serves.
 	Bound *Summary `json:"bound,omitempty"`
-	// Shared is the default policy where all engines find what any of them was ever asked
-	// for; nil where nobody asked. What of the way to the Bound is beyond it is not for
-	// policies to go: engines that decode are in the way of their prompts.
+	// Shared is the default policy where all engines find what was in any request before, in
+	// whole blocks, and have room for all; nil where nobody asked, or engines share single
+	// tokens. What lies between it and the Bound is mostly not for policies to change: engines
+	// decode beside their prompts.
 	Shared *Summary `json:"shared,omitempty"`
 	// Least is the mean time to first token, in milliseconds, that is proven to be the
 	// least of all, where Bound is a mark to measure by; 0 where it was not asked.
