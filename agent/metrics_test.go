@@ -515,7 +515,9 @@ func TestMetricsUnderAttack(t *testing.T) {
 			attack(from + i)
 		}
 		finished += uint64(5 * n)
-		eventually(t, func() bool { return a.proxy.Totals().Finished == finished }, func() string { return "not all are counted" })
+		eventually(t, func() bool { return a.proxy.Totals().Finished == finished }, func() string {
+			return fmt.Sprintf("of %d requests are counted: %+v", finished, a.proxy.Totals())
+		})
 		return len(series(t, a, ""))
 	}
 	first, before := rounds(0, 40), 40
