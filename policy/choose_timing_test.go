@@ -230,7 +230,7 @@ func timeTurns(t *testing.T, name string, fill func(*rand.Rand, *Candidate), n, 
 	runtime.ReadMemStats(&before)
 	var r Request
 	for k := range cap(took) {
-		r = Request{Rand: rng.Uint64(), Turn: uint64(k), Tokens: timedTokens, Output: 200, Prefix: uint64(k % 7), Session: uint64(k % 1000)}
+		r = Request{Rand: rng.Uint64(), Turn: uint64(k), Tokens: timedTokens, Own: timedTokens / 2, Output: 200, Prefix: uint64(k % 7), Session: uint64(k % 1000)}
 		began := time.Now()
 		Choose(p, &r, sets[k%turns], costs)
 		took = append(took, time.Since(began))

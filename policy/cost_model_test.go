@@ -97,9 +97,9 @@ func (y *yard) candidates(t *testing.T, prompt string) []Candidate {
 }
 
 // send sends one request, and returns where it went and why.
-func (y *yard) send(t *testing.T, prompt string, tokens, output int) (*stall, Choice, float64) {
+func (y *yard) send(t *testing.T, prompt string, tokens, own, output int) (*stall, Choice, float64) {
 	cs := y.candidates(t, prompt)
-	r := &Request{Rand: y.rand.Uint64(), Tokens: tokens}
+	r := &Request{Rand: y.rand.Uint64(), Tokens: tokens, Own: own}
 	begunAmong(r, cs)
 	choice := Choose(y.policy, r, cs, make([]float64, len(cs)))
 	s, c := y.replicas[choice.Index], &cs[choice.Index]
@@ -123,9 +123,9 @@ func yardSeconds(s float64) string {
 }
 
 // table tells what each replica would cost, term by term.
-func (y *yard) table(t *testing.T, prompt string, tokens int) string {
+func (y *yard) table(t *testing.T, prompt string, tokens, own int) string {
 	cs := y.candidates(t, prompt)
-	r := &Request{Tokens: tokens}
+	r := &Request{Tokens: tokens, Own: own}
 	begunAmong(r, cs)
 	var out strings.Builder
 	for i, s := range y.replicas {
@@ -150,7 +150,8 @@ func (y *yard) table(t *testing.T, prompt string, tokens int) string {
 //	hold                  replica prompt: it has that in its cache
 //	costs prompt=(...)    what each replica would cost for a prompt
 //	send prompt=(...)     sends it; n, every: so many times, at intervals; tail: with so
-//	                      many tokens more, others each time; output: so many tokens
+//	                      many tokens more, others each time; output: so many tokens;
+//	                      own: so many of a conversation that goes on, as for costs
 //	pass time=1s          lets time pass
 //
 // A send tells where each request went, in order, and of the last one why and how
@@ -213,11 +214,11 @@ func TestCostModelStories(t *testing.T) {
 					s.held = append(s.held, strings.Join(names, "/")+"/")
 				}
 			case "costs":
-				return y.table(t, arg("prompt"), tokens)
+				return y.table(t, arg("prompt"), tokens, number("own", 0))
 			case "pass":
 				y.now += duration("time")
 			case "send":
-				return y.sends(t, arg("prompt"), tokens, number("tail", 0), number("output", 100), number("n", 1), duration("every"))
+				return y.sends(t, arg("prompt"), tokens, number("own", 0), number("tail", 0), number("output", 100), number("n", 1), duration("every"))
 			default:
 				d.Fatalf(t, "unknown command %s", d.Cmd)
 			}
@@ -227,7 +228,7 @@ func TestCostModelStories(t *testing.T) {
 }
 
 // sends sends n requests and tells how they went.
-func (y *yard) sends(t *testing.T, prompt string, tokens, tail, output, n int, every float64) string {
+func (y *yard) sends(t *testing.T, prompt string, tokens, own, tail, output, n int, every float64) string {
 	var where []string
 	var choice Choice
 	var ttft float64
@@ -239,7 +240,7 @@ func (y *yard) sends(t *testing.T, prompt string, tokens, tail, output, n int, e
 			p += fmt.Sprintf(" tail%d:%d", y.tails, tail)
 		}
 		var s *stall
-		s, choice, ttft = y.send(t, p, tokens+tail, output)
+		s, choice, ttft = y.send(t, p, tokens+tail, own, output)
 		where = append(where, s.name)
 		counts[s.name]++
 		if i < n-1 {

@@ -88,6 +88,26 @@ func referenceCost(m *CostModel, r *Request, cs []Candidate, i int) (cost float6
 	}
 	// Each that has begun waits for this one, and all of them for no longer than they take.
 	total = add(total, mul(n(m.Yield), least(mul(prefill, n(float64(c.Begun))), n(c.Rest))))
+	// A conversation that goes on leaves who alone holds it.
+	if r.Own > 0 {
+		heldBy := func(k int) int { return min(max(int(cs[k].Cached), 0), r.Tokens) }
+		holder := 0
+		for k := range cs {
+			if heldBy(k) > heldBy(holder) {
+				holder = k
+			}
+		}
+		others := max(r.Tokens-r.Own, 0)
+		for k := range cs {
+			if k != holder {
+				others = max(others, heldBy(k))
+			}
+		}
+		faster := c.Speed.A <= cs[holder].Speed.A/hardly
+		if h := heldBy(holder); h > others && i != holder && !faster {
+			total = add(total, least(n(m.Leave), compute(&cs[holder], n(float64(others)), n(float64(h)))))
+		}
+	}
 	if len(cs) > 1 {
 		others := n(0)
 		for k := range cs {
@@ -156,7 +176,11 @@ func begunAmong(r *Request, cs []Candidate) {
 }
 
 func soundRequest(rng *rand.Rand) *Request {
-	return &Request{Rand: rng.Uint64(), Tokens: rng.IntN(8) * rng.IntN(6000)}
+	r := &Request{Rand: rng.Uint64(), Tokens: rng.IntN(8) * rng.IntN(6000)}
+	if rng.IntN(2) == 0 {
+		r.Own = rng.IntN(r.Tokens + 1)
+	}
+	return r
 }
 
 // costModels are the default, and some with weights drawn at random.
@@ -164,7 +188,7 @@ func costModels(rng *rand.Rand) *CostModel {
 	m := NewCostModel()
 	if rng.IntN(3) == 0 {
 		*m = CostModel{1 + rng.Float64(), 5 * rng.Float64(), 5 * rng.Float64(), 1e-4 * rng.Float64(), 1e-4 * rng.Float64(), rng.Float64(), rng.Float64(),
-			rng.Float64(), 1 + rng.Float64(), 0.1 * rng.Float64(), 3 * rng.Float64(), rng.Float64(), rng.Float64(), 0.01 * rng.Float64(), 0.1 * rng.Float64()}
+			rng.Float64(), 1 + rng.Float64(), 0.1 * rng.Float64(), 3 * rng.Float64(), 0.1 * rng.Float64(), rng.Float64(), rng.Float64(), 0.01 * rng.Float64(), 0.1 * rng.Float64()}
 	}
 	return m
 }
@@ -172,7 +196,7 @@ func costModels(rng *rand.Rand) *CostModel {
 // The costs are those of the reference, and so is the choice.
 func TestCostModelReference(t *testing.T) {
 	rng := rand.New(rand.NewPCG(6, 2))
-	pressed, yields, ends := 0, 0, 0
+	pressed, yields, ends, left := 0, 0, 0, 0
 	for range 1500 {
 		m, r := costModels(rng), soundRequest(rng)
 		cs := soundCandidates(rng, r.Tokens)
@@ -182,6 +206,9 @@ func TestCostModelReference(t *testing.T) {
 			want[i] = referenceCost(m, r, cs, i)
 			if m.pressure(&cs[i]) > 0 {
 				pressed++
+			}
+			if m.leaves(r, cs, i) > 0 {
+				left++
 			}
 			switch y := m.yield(r, &cs[i]); {
 			case y > 0 && y < m.Yield*cs[i].Rest:
@@ -204,6 +231,9 @@ func TestCostModelReference(t *testing.T) {
 	}
 	if pressed == 0 {
 		t.Error("none was pressed")
+	}
+	if left < 500 {
+		t.Errorf("at %d replicas a conversation would leave another", left)
 	}
 	if yields < 500 || ends < 500 {
 		t.Errorf("at %d replicas what has begun waits for the prompt, and at %d the prompt takes longer", yields, ends)
@@ -233,6 +263,9 @@ func TestCostModelTerms(t *testing.T) {
 		m.Score(r, cs, costs)
 		m.plain(r, cs, plain, m.toll(r, cs))
 		for i, cost := range costs {
+			if cost > 1e300 && !math.IsInf(cost, 1) {
+				continue // what is added in another order may be infinite
+			}
 			sum, abs, infinite := 0.0, 0.0, ""
 			for _, term := range m.AppendTerms(nil, r, cs, i) {
 				abs += math.Abs(term.Value)
@@ -243,7 +276,7 @@ func TestCostModelTerms(t *testing.T) {
 			near := func(x, y float64) bool {
 				return x == y || math.Abs(x-y) <= 1e-9*math.Max(math.Abs(x), math.Abs(y))+1e-12 || math.Abs(x-y) <= 1e-15*abs
 			}
-			plain[i] += m.yield(r, &cs[i])
+			plain[i] += m.yield(r, &cs[i]) + m.leaves(r, cs, i)
 			if !(cost >= 0) || !near(sum, cost) || !near(plain[i], cost) || math.IsInf(cost, 1) != (infinite != "") {
 				t.Fatalf("candidate %d costs %v, plainly %v, the terms %v\n%+v\n%+v\n%+v", i, cost, plain[i], m.AppendTerms(nil, r, cs, i), *m, *r, cs)
 			}

@@ -22,6 +22,10 @@ type Request struct {
 	Prefix, Session uint64
 	// Begun: at least one of the candidates has Begun.
 	Begun bool
+	// Own is how many tokens, at the end of the prompt, are of a conversation that goes
+	// on: from the first message of its user, if an answer follows that; 0 of anything
+	// else. Nobody else will ask for them.
+	Own int
 }
 
 // MostOutput is the most that Request.Output says.

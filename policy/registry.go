@@ -57,6 +57,7 @@ func costModelWeights() []weight {
 		{"bound", m.Bound, 1, inf},
 		{"overload", m.Overload, 0, inf},
 		{"yield", m.Yield, 0, inf},
+		{"leave", m.Leave, 0, inf},
 		{"kv_limit", m.KVLimit, 0, inf},
 		{"kv_pressure", m.KVPressure, 0, inf},
 		{"slack", m.Slack, 0, inf},
@@ -65,7 +66,7 @@ func costModelWeights() []weight {
 }
 
 func newCostModel(w []float64) Policy {
-	return &CostModel{w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], w[8], w[9], w[10], w[11], w[12], w[13], w[14]}
+	return &CostModel{w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], w[8], w[9], w[10], w[11], w[12], w[13], w[14], w[15]}
 }
 
 // New returns the policy of a name, with the weights that are given in place of

@@ -183,6 +183,9 @@ func someRequest(rng *rand.Rand) *Request {
 		r.Output = []int{0, math.MaxInt, math.MinInt, MostOutput}[rng.IntN(4)]
 	}
 	if rng.IntN(2) == 0 {
+		r.Own = []int{rng.IntN(10000), r.Tokens, math.MaxInt, -1}[rng.IntN(4)]
+	}
+	if rng.IntN(2) == 0 {
 		r.Prefix = rng.Uint64()
 	}
 	if rng.IntN(2) == 0 {

@@ -113,6 +113,9 @@ func (x *exchange) describe() {
 	x.described = true
 	x.asked.Tokens = x.promptSize()
 	x.asked.Output = x.answerSize()
+	if x.asked.Own = 0; x.model.goesOn() {
+		x.asked.Own = x.ownTokens()
+	}
 	x.asked.Prefix, x.asked.Session = x.prefixKey(), 0
 	if x.model.bySession() {
 		x.asked.Session = x.sessionKey()

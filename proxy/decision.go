@@ -204,6 +204,9 @@ type Decision struct {
 	BlockSize int `json:"block_size"`
 	// OutputTokens is how long the answer may be, 0 when that is not known.
 	OutputTokens int `json:"output_tokens"`
+	// OwnTokens is how much of the prompt belongs to a conversation that goes on, 0 of any
+	// other.
+	OwnTokens int `json:"own_tokens,omitempty"`
 	// Class is the request's, and BudgetMS the time to first token that it grants, 0
 	// for any.
 	Class    string  `json:"class,omitempty"`
@@ -358,7 +361,7 @@ func (x *exchange) tellRequest(d *Decision) {
 	*d = Decision{
 		Time: time.Now(), RequestID: string(x.id), TraceID: x.traceID(), Path: string(x.path), Model: x.model.Name, Policy: p.Name(),
 		PromptTokens: asked.Tokens, Exact: x.followed && x.promptReason == prompt.Exact,
-		BlockSize: x.model.BlockSize, OutputTokens: asked.Output,
+		BlockSize: x.model.BlockSize, OutputTokens: asked.Output, OwnTokens: asked.Own,
 		HasPrefix: asked.Prefix != 0, HasSession: asked.Session != 0,
 		Rand: strconv.FormatUint(asked.Rand, 16), Turn: asked.Turn,
 		Reason: x.choice.Reason, PredictedMS: Number(math.Inf(1)),

@@ -19,6 +19,9 @@ const prefixTokens = 1024
 // policy.Request.Session.
 func (m *Model) bySession() bool { return uses[*policy.Sticky](m) }
 
+// goesOn reports that one of them goes by policy.Request.Own.
+func (m *Model) goesOn() bool { return uses[*policy.CostModel](m) }
+
 // learns reports that one of them goes by policy.Candidate.Filter.
 func (m *Model) learns() bool { return uses[*policy.NLMS](m) }
 
@@ -77,7 +80,7 @@ func (x *exchange) sessionKey() uint64 {
 			return xxh3.HashSeed(s.of(x.body), x.modelKey())
 		}
 	}
-	if end := firstOfUser(x.body, c.messages); end > 0 {
+	if _, end := firstOfUser(x.body, c.messages); end > 0 {
 		seed := xxh3.HashSeed(c.system.of(x.body), x.modelKey())
 		return xxh3.HashSeed(x.body[c.messages.start:end], seed)
 	}
@@ -98,37 +101,73 @@ func (x *exchange) sessionField() []byte {
 	return nil
 }
 
-// firstOfUser returns where in a body, which is valid JSON, the first message of
-// the user ends, of an array of messages; 0 when there is none.
-func firstOfUser(body []byte, messages span) int {
-	if messages.end == 0 {
+// ownTokens is policy.Request.Own, by what part of the body there is from the first message
+// of the user on: what comes before it, and tools, have about as many bytes for a token.
+func (x *exchange) ownTokens() int {
+	messages := x.call.messages
+	start, end := firstOfUser(x.body, messages)
+	if end == 0 || !answered(x.body[end:messages.end]) {
 		return 0
 	}
+	return int(int64(x.asked.Tokens) * int64(messages.end-start) / int64(len(x.body)))
+}
+
+// answered reports whether what follows a message in an array, of which the rest is valid
+// JSON, is from a model: one of the assistant, or what has no role, as the thoughts and calls
+// in the input of /v1/responses.
+func answered(rest []byte) bool {
+	s := scanner{b: rest, depth: 1}
+	if s.space(); s.peek() != ',' {
+		return false
+	}
+	s.i++
+	if s.space(); s.peek() != '{' {
+		return false
+	}
+	role := s.role()
+	return role == nil || string(role) == `"assistant"`
+}
+
+// firstOfUser returns where in a body, which is valid JSON, the first message of
+// the user begins and ends, of an array of messages; 0 when there is none.
+func firstOfUser(body []byte, messages span) (start, end int) {
+	if messages.end == 0 {
+		return 0, 0
+	}
 	s := scanner{b: body[:messages.end], i: messages.start + 1, depth: 1}
-	for s.space(); s.peek() == '{'; s.space() {
-		user := false
-		s.i++
-		s.depth++
-		for more := s.first(); more; {
-			name, err := s.quoted()
-			start := s.i
-			if err != nil || s.value() != nil {
-				return 0
-			}
-			if string(name) == `"role"` {
-				user = string(body[start:s.i]) == `"user"`
-			}
-			if more, err = s.next(); err != nil {
-				return 0
-			}
-		}
-		s.depth--
-		if user {
-			return s.i
+	for s.space(); s.peek() == '{'; {
+		start := s.i
+		if string(s.role()) == `"user"` {
+			return start, s.i
 		}
 		if s.space(); s.peek() == ',' {
 			s.i++
 		}
+		s.space()
 	}
-	return 0
+	return 0, 0
+}
+
+// role reads a message, an object of valid JSON, and returns the value of its last "role",
+// nil when it has none.
+func (s *scanner) role() (role []byte) {
+	s.i++
+	s.depth++
+	for more := s.first(); more; {
+		name, err := s.quoted()
+		start := s.i
+		if err != nil || s.value() != nil {
+			s.i = len(s.b)
+			return nil
+		}
+		if string(name) == `"role"` {
+			role = s.b[start:s.i]
+		}
+		if more, err = s.next(); err != nil {
+			s.i = len(s.b)
+			return nil
+		}
+	}
+	s.depth--
+	return role
 }

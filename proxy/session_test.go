@@ -104,6 +104,42 @@ func TestSessionKey(t *testing.T) {
 	}
 }
 
+// A conversation that goes on has tokens of its own, from its first message of a user on: in
+// parts of the body, as there are. One that begins has none.
+func TestOwnTokens(t *testing.T) {
+	const (
+		system = `{"role":"system","content":"be brief"},`
+		user   = `{"role":"user","content":"hello"}`
+		answer = `,{"role":"assistant","content":"hi"}`
+	)
+	f := func(body string, own string) {
+		t.Helper()
+		c, err := scanCall([]byte(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		x := &exchange{model: &Model{Name: "m"}, body: []byte(body), call: c}
+		x.asked.Tokens = 10 * len(body)
+		if got, want := x.ownTokens(), 10*len(own); got != want {
+			t.Errorf("%s: %d, want %d", body, got, want)
+		}
+	}
+	f(`{"messages":[`+system+user+answer+`,`+user+`]}`, user+answer+`,`+user+`]`)
+	f(`{"tools":[{"type":"function"}],"messages":[`+user+answer+` ]}`, user+answer+` ]`)
+	f(`{"messages":[`+system+user+` , {"content":null,"role":"assistant","tool_calls":[]},{"role":"tool","content":"1"}]}`,
+		user+` , {"content":null,"role":"assistant","tool_calls":[]},{"role":"tool","content":"1"}]`)
+	f(`{"instructions":"be brief","input":[`+user+`,{"type":"reasoning","content":[]}]}`, user+`,{"type":"reasoning","content":[]}]`)
+	// It begins, or nothing tells that it goes on.
+	f(`{"messages":[`+system+user+`]}`, "")
+	f(`{"messages":[`+system+user+`,`+user+`]}`, "")
+	f(`{"messages":[`+user+`,`+user+answer+`]}`, "")
+	f(`{"messages":[{"role":"assistant","content":"hi"},`+user+`]}`, "")
+	f(`{"messages":[`+user+`,7]}`, "")
+	f(`{"messages":[]}`, "")
+	f(`{"prompt":"hello"}`, "")
+	f(`{"input":"hello"}`, "")
+}
+
 // A conversation that grows keeps its session, and from 1,024 tokens on its prefix;
 // one with another system prompt has neither.
 func TestPrefixKey(t *testing.T) {
@@ -147,6 +183,16 @@ func TestPrefixKey(t *testing.T) {
 	}
 }
 
+// BenchmarkOwnTokens is the same conversation.
+func BenchmarkOwnTokens(b *testing.B) {
+	x := longConversation(b)
+	x.asked.Tokens = 1000
+	b.ReportAllocs()
+	for b.Loop() {
+		x.ownTokens()
+	}
+}
+
 // What no policy goes by is not computed.
 func TestSessionIsLeftOut(t *testing.T) {
 	sticky, err := policy.New("sticky", nil)
@@ -155,6 +201,9 @@ func TestSessionIsLeftOut(t *testing.T) {
 	}
 	f := func(m *Model, want bool) {
 		t.Helper()
+		if m.goesOn() {
+			t.Error("no policy goes by what is a conversation's own")
+		}
 		if got := m.bySession(); got != want {
 			t.Errorf("%v, want %v", got, want)
 		}
@@ -163,6 +212,9 @@ func TestSessionIsLeftOut(t *testing.T) {
 	f(&Model{Policy: policy.LeastRequest{}}, false)
 	f(&Model{Policy: sticky}, true)
 	f(&Model{Shadows: []*policy.Shadow{{Policy: policy.LeastRequest{}}, {Policy: sticky}}}, true)
+	if !(&Model{Policy: policy.LeastRequest{}, Shadows: []*policy.Shadow{{Policy: policy.NewCostModel()}}}).goesOn() {
+		t.Error("a policy beside goes by what is a conversation's own")
+	}
 }
 
 // FuzzFirstOfUser: no body makes it fail, and what it finds is in the array.
@@ -175,14 +227,28 @@ func FuzzFirstOfUser(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if end := firstOfUser([]byte(body), c.messages); end != 0 && (end <= c.messages.start || end >= c.messages.end || body[end-1] != '}') {
-			t.Errorf("%q: %d in %+v", body, end, c.messages)
+		start, end := firstOfUser([]byte(body), c.messages)
+		if end != 0 && (start <= c.messages.start || start >= end || end >= c.messages.end || body[start] != '{' || body[end-1] != '}') {
+			t.Errorf("%q: %d to %d in %+v", body, start, end, c.messages)
+		}
+		x := &exchange{model: &Model{Name: "m"}, body: []byte(body), call: c}
+		x.asked.Tokens = 1000
+		if own := x.ownTokens(); own < 0 || own >= 1000 || own > 0 && end == 0 {
+			t.Errorf("%q: %d of 1,000 tokens are a conversation's own", body, own)
 		}
 	})
 }
 
 // BenchmarkSessionKey is a conversation of 20 messages with a system prompt of 2 KB.
 func BenchmarkSessionKey(b *testing.B) {
+	x := longConversation(b)
+	b.ReportAllocs()
+	for b.Loop() {
+		x.sessionKey()
+	}
+}
+
+func longConversation(b *testing.B) *exchange {
 	body := []byte(`{"model":"m","messages":[{"role":"system","content":"` + strings.Repeat("be brief ", 220) + `"},{"role":"user","content":"hello"}` +
 		strings.Repeat(`,{"role":"assistant","content":"hi"},{"role":"user","content":"more"}`, 10) + `]}`)
 	call, err := scanCall(body)
@@ -191,8 +257,5 @@ func BenchmarkSessionKey(b *testing.B) {
 	}
 	x := &exchange{model: &Model{Name: "m"}, body: body, call: call}
 	x.head.raw = []byte("Host: x\r\nContent-Type: application/json\r\nAuthorization: Bearer x\r\nUser-Agent: y\r\n\r\n")
-	b.ReportAllocs()
-	for b.Loop() {
-		x.sessionKey()
-	}
+	return x
 }

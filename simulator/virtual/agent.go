@@ -219,6 +219,7 @@ func (a *agent) look(v *visit) {
 		a.index.Look(&a.looks[i], &a.prompts[i])
 	}
 	v.asked.Tokens, v.asked.Output = len(ids), min(v.request.Output, policy.MostOutput)
+	v.asked.Own = ownOf(v.request, len(ids))
 	v.asked.Prefix = 0
 	p := &a.prompts[0]
 	if n := min(max(prefixTokens/p.Block, 1), len(p.Chain)); n > 0 {
@@ -243,6 +244,27 @@ func sessionOf(q *workload.Request) uint64 {
 		}
 	}
 	return 0
+}
+
+// ownOf is policy.Request.Own of a prompt of so many tokens, as the proxy finds it: by what
+// part of the text there is from the first message of the user on, where an answer follows.
+func ownOf(q *workload.Request, tokens int) int {
+	before, all := 0, 0
+	own := false
+	for i := range q.Parts {
+		p := &q.Parts[i]
+		if !own && p.Role == "user" {
+			if i+1 == len(q.Parts) || q.Parts[i+1].Role != "assistant" {
+				return 0
+			}
+			own, before = true, all
+		}
+		all += p.Tokens
+	}
+	if !own {
+		return 0
+	}
+	return int(int64(tokens) * int64(all-before) / int64(max(all, 1)))
 }
 
 // send sends the request to the replica that was chosen, or the next piece of its prompt.

@@ -208,20 +208,20 @@ func TestPrewarmRefused(t *testing.T) {
 	}
 }
 
-// Agents (W3) behind caches that are empty are no worse off than with lmetric, and better than
-// where nothing is computed ahead.
+// Agents (W3) behind caches that are empty are no worse off than with lmetric, in the median to
+// what seeds differ by and in the mean by far, and better than where nothing is computed ahead.
 func TestPrewarmColdAgents(t *testing.T) {
 	withoutRace(t)
 	fleet := Fleet{Engines: slices.Repeat([]simulator.Config{{Profile: "h100-llama-8b"}}, 8), Events: true, EventLag: time.Millisecond, Lag: 250 * time.Microsecond}
-	lmetric, off := 0.0, 0.0
-	const seeds = 6
+	lmetric, mean, off := 0.0, 0.0, 0.0
+	const seeds = 12
 	for seed := uint64(1); seed <= seeds; seed++ {
 		w, err := workload.Generate(workload.Options{Name: "w3", Seed: seed, Rate: 8, Requests: 400})
 		if err != nil {
 			t.Fatal(err)
 		}
 		fleet.Hold, fleet.Pieces, fleet.Prewarm = 50*time.Millisecond, 500*time.Millisecond, 100*time.Millisecond
-		median := func(p policy.Policy) float64 {
+		ttft := func(p policy.Policy) workload.Quantiles {
 			o, err := fleet.Serve(t.Context(), w, p, Options{Seed: seed})
 			if err != nil {
 				t.Fatal(err)
@@ -230,16 +230,19 @@ func TestPrewarmColdAgents(t *testing.T) {
 			if s.Ahead > 0.03 {
 				t.Errorf("seed %d: %.1f %% of all tokens are computed ahead", seed, 100*s.Ahead)
 			}
-			return s.TTFT.P50
+			return s.TTFT
 		}
-		got := median(policy.NewCostModel())
-		lmetric += math.Log(got/median(policy.LMetric{})) / seeds
+		got, other := ttft(policy.NewCostModel()), ttft(policy.LMetric{})
+		lmetric += math.Log(got.P50/other.P50) / seeds
+		mean += math.Log(got.Mean/other.Mean) / seeds
 		fleet.Prewarm = 0
-		off += math.Log(got/median(policy.NewCostModel())) / seeds
+		off += math.Log(got.P50/ttft(policy.NewCostModel()).P50) / seeds
 	}
-	t.Logf("the median is %.3f times lmetric's, %.3f times what it is with nothing computed ahead", math.Exp(lmetric), math.Exp(off))
-	if math.Exp(lmetric) > 1 || math.Exp(off) > 0.95 {
-		t.Errorf("the median is %.3f times lmetric's, %.3f times what it is with nothing computed ahead", math.Exp(lmetric), math.Exp(off))
+	told := fmt.Sprintf("the median is %.3f times lmetric's and the mean %.3f times, and the median %.3f times what it is with nothing computed ahead",
+		math.Exp(lmetric), math.Exp(mean), math.Exp(off))
+	t.Log(told)
+	if math.Exp(lmetric) > 1.02 || math.Exp(mean) > 0.95 || math.Exp(off) > 0.95 {
+		t.Error(told)
 	}
 }
 
