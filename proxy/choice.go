@@ -129,17 +129,33 @@ func (x *exchange) allFull() failure {
 // requests, if they take as long as the last ones did: a second at least, and up to
 // as long again, so that not all who are told come back at one moment.
 func (m *Model) placeIn() time.Duration {
+	d := max(time.Second, m.placesIn(1))
+	return d + rand.N(d)
+}
+
+// placesIn is when the model's replicas are expected to be done with n of their requests;
+// 0 while nothing is known.
+func (m *Model) placesIn(n int64) time.Duration {
 	ends := 0.0 // requests a second
 	for _, r := range m.Replicas {
 		if stay := r.stays.Get(); stay > 0 {
 			ends += float64(r.InFlight()) / stay
 		}
 	}
-	d := time.Second
-	if ends > 0 {
-		d = max(d, durationOf(1/ends))
+	if !(ends > 0) {
+		return 0
 	}
-	return d + rand.N(d)
+	return durationOf(float64(n) / ends)
+}
+
+// full reports that none of the model's replicas has a place.
+func (m *Model) full() bool {
+	for _, r := range m.Replicas {
+		if r.gate.free() {
+			return false
+		}
+	}
+	return true
 }
 
 // mayLineUp reports that there is room in the replica's line, or, if the request
@@ -235,8 +251,8 @@ func (x *exchange) stay(f failure) failure {
 }
 
 // crowded tells a request that was not tried, because others go first, that, and
-// when those that wait now will have been computed. One that was tried has been
-// told already.
+// when those that wait now will have been computed and, where they wait for places, will
+// have them. One that was tried has been told already.
 func (x *exchange) crowded(format string) {
 	if x.message != "" {
 		return
@@ -250,6 +266,9 @@ func (x *exchange) crowded(format string) {
 	d := time.Second
 	if rate > 0 {
 		d = max(d, durationOf(float64(x.state().room.tokens())/rate))
+	}
+	if x.model.full() {
+		d = max(d, x.model.placesIn(x.state().room.waiting.Load()))
 	}
 	// Not all who are told so come back at one moment.
 	x.retryAfter = d + rand.N(d)

@@ -334,6 +334,79 @@ func TestFullIsToldWhenThereIsRoom(t *testing.T) {
 	})
 }
 
+// Who finds all places in the queue taken, too, is told when those in it will have theirs.
+func TestFullQueueIsToldWhenThereIsRoom(t *testing.T) {
+	r := newWaitingRig(t, Waiting{Max: 2, Timeout: time.Minute}, 1)
+	cs := []*client{r.busy(), r.asks(1, "first"), r.asks(2, "second")}
+	after := func(least, most int) {
+		t.Helper()
+		h := r.dial().sends(post(hello)).expects(503, "wait as may; try again in").Header
+		if n, err := strconv.Atoi(h.Get("Retry-After")); err != nil || n < least || n > most {
+			t.Errorf("Retry-After: %q, want %d to %d", h.Get("Retry-After"), least, most)
+		}
+	}
+	after(1, 2) // nothing is known
+	r.replicas[0].stays.Add(10)
+	after(20, 40)
+	for range cs {
+		r.release <- struct{}{}
+	}
+	for _, c := range cs {
+		c.expects(200, "ok")
+	}
+}
+
+// What waits has the weight of what has to be computed of it, in the model's queue and in a
+// replica's line.
+func TestWhatWaitsCountsUncachedTokens(t *testing.T) {
+	came, release := make(chan struct{}, 10), make(chan struct{})
+	defer close(release)
+	engine := newRawEngine(t, func(c *engineSide) {
+		for req := c.request(); req != nil; req = c.request() {
+			if came <- struct{}{}; req.Header.Get("X-Request-Id") != "warm" {
+				<-release
+			}
+			io.WriteString(c, fixed("ok"))
+		}
+	})
+	for _, where := range []string{"queue", "line"} {
+		c := newCacher(t, nil, engine.url())
+		c.ask(completion(words(400)), "X-Request-Id: warm\r\n")
+		<-came
+		if got := c.holds(0, words(400)); got != 100 {
+			t.Fatalf("%d blocks of the first prompt are held, want 100", got)
+		}
+		if where == "queue" {
+			c.replicas[0].SetBounds(1, 0)
+			c.change(func(m *Model) { m.Waiting, m.State = Waiting{Max: 5}, &ModelState{} })
+		} else {
+			c.replicas[0].SetBounds(1, 5)
+		}
+		busy, waits := c.dial(), c.dial()
+		busy.send(to("/v1/completions", completion("b")))
+		<-came
+		waits.send(to("/v1/completions", completion(words(480))))
+		tokens := func() int {
+			if where == "queue" {
+				return c.s.fleet.Load().Models["m"].State.room.tokens()
+			}
+			g := &c.replicas[0].gate
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			return g.line.Tokens()
+		}
+		eventually(t, 20*time.Second, "the second waits in the "+where, func() bool { return tokens() > 0 })
+		if got := tokens(); got != 80 {
+			t.Errorf("what waits in the %s counts %d tokens, want 80", where, got)
+		}
+		release <- struct{}{}
+		<-came
+		release <- struct{}{}
+		busy.answer()
+		waits.answer()
+	}
+}
+
 // slow makes a model's admission believe that requests are late.
 func slow(m *Model) {
 	m.Admission = policy.NewAdmission(policy.AdmissionRules{Mode: policy.Empirical})
