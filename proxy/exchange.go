@@ -667,8 +667,9 @@ func (x *exchange) finish(f failure) {
 		case x.passed && x.unavailable: // ask has told it
 		case f >= engineTimeout && f <= engineFraming && failureTable[f].blame == byEngine && !f.retried():
 			r.failed(x.failedWith(f))
-		case f == none && x.passed && x.status < http.StatusInternalServerError:
-			// A 500 may be the request's fault or the engine's: it says nothing.
+		case f == none && x.passed && x.status < http.StatusInternalServerError && !x.relay.tokenless():
+			// A 500 may be the request's fault or the engine's, and so may an error that
+			// is all of a stream: it says nothing.
 			r.succeeded()
 		}
 	}

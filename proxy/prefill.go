@@ -108,7 +108,7 @@ func (x *exchange) learn(f failure, u usage, known bool, now time.Time) {
 	if x.passed {
 		r.stays.Add(now.Sub(p.Sent).Seconds())
 	}
-	if f == none && x.passed && x.status == http.StatusOK && x.computes() {
+	if f == none && x.passed && x.status == http.StatusOK && !x.relay.tokenless() && x.computes() {
 		n := policy.Total(&x.asked)
 		if known && !u.partial {
 			n = int(min(u.prompt, 1<<30) + min(u.completion, 1<<30))

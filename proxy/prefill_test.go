@@ -209,21 +209,31 @@ func TestPrefillEndsWithTheAnswer(t *testing.T) {
 // What does not end with a first token is waited for no longer, and teaches
 // nothing.
 func TestPrefillThatFails(t *testing.T) {
+	whole := false
 	f := func(name string, do func(e *steps, c *client)) {
 		t.Run(name, func(t *testing.T) {
 			e := newSteps(t)
 			r := newRig(t, Limits{MaxAttempts: 1}, nil, e.url())
+			r.replicas[0].failures.Store(1)
 			c := r.dial()
 			c.send(post(hello))
 			<-e.asked
 			r.aheadIs(0, 1)
 			do(e, c)
 			all := r.over()
+			if n := r.replicas[0].failures.Load(); n == 0 && strings.Contains(name, "in the stream") {
+				t.Error("the engine is taken to serve again")
+			}
 			if len(all) != 1 || all[0].Observed >= 0 || r.ahead(0) != 0 {
 				t.Errorf("%+v, %d are waited for", all, r.ahead(0))
 			}
-			if n := r.replicas[0].standing.Calibration.Estimate().Samples; n != 0 {
+			s := &r.replicas[0].standing
+			if n := s.Calibration.Estimate().Samples; n != 0 {
 				t.Errorf("%d samples", n)
+			}
+			// A whole answer tells how long one takes.
+			if n := s.Filter.State().Samples; n > 0 && !whole || n != 1 && whole {
+				t.Errorf("%d answers are learned from", n)
 			}
 		})
 	}
@@ -262,6 +272,7 @@ func TestPrefillThatFails(t *testing.T) {
 		c.Close()
 		e.stop()
 	})
+	whole = true
 	f("an answer that is no stream", func(e *steps, c *client) {
 		e.parts <- fixed("{}")
 		e.stop()

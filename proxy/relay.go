@@ -52,8 +52,10 @@ type relay struct {
 	// kernel is offered the rest after it. prefilled: it has come, at firstAt, and
 	// the goroutine does not know.
 	prefills, prefilled bool
-	first               firstToken
-	firstAt             time.Time
+	// failed: instead of the first token there was an error, or the stream's end.
+	failed  bool
+	first   firstToken
+	firstAt time.Time
 	// gaps counts the times between parts of a stream that are copied, nil for what is
 	// no stream; lastAt is when the last part came, from clockBase, and 0 before the
 	// first token and after the kernel has carried some.
@@ -98,7 +100,7 @@ func (r *relay) reset(c *conn, up *engineConn) {
 	r.frames, r.untilClose, r.decode, r.chunked, r.filter = Frames{}, false, false, false, nil
 	r.rest = r.rest[:0]
 	r.splice, r.armed, r.surplus, r.told = nil, false, false, false
-	r.prefills, r.prefilled, r.first = false, false, firstToken{}
+	r.prefills, r.prefilled, r.failed, r.first = false, false, false, firstToken{}
 	r.gaps, r.lastAt = nil, 0
 	r.tail = r.tail[:0]
 	r.strayed, r.carried, r.counted = time.Time{}, 0, Carried{}
@@ -429,6 +431,9 @@ func (r *relay) countGap(chunks uint64) {
 	r.lastAt = now
 }
 
+// tokenless reports, once the response is over, that it was a stream without a token.
+func (r *relay) tokenless() bool { return r.prefills || r.failed }
+
 // lookFor looks for the first token in bytes of the body, of which f is the framing
 // before them.
 func (r *relay) lookFor(f Frames, p []byte) {
@@ -442,7 +447,7 @@ func (r *relay) lookFor(f Frames, p []byte) {
 	case tokenThere:
 		r.prefills, r.prefilled, r.firstAt = false, true, time.Now()
 	case tokenNever:
-		r.prefills = false
+		r.prefills, r.failed = false, true
 	}
 }
 
