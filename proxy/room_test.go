@@ -354,6 +354,9 @@ func TestFullQueueIsToldWhenThereIsRoom(t *testing.T) {
 	for _, c := range cs {
 		c.expects(200, "ok")
 	}
+	if d := r.s.RecentDecisions(0); d.Kept < 2 || d.Kept > d.Made {
+		t.Errorf("%d decisions are kept of %d", d.Kept, d.Made)
+	}
 }
 
 // What a request has waited counts for whether it is over its budget.
