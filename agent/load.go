@@ -257,8 +257,8 @@ func readSlots(page []byte) (reading, bool) {
 		Busy  *bool    `json:"is_processing"`
 		State *float64 `json:"state"` // of older ones: 0 is idle
 	}
-	if json.Unmarshal(page, &slots) != nil || slots == nil {
-		return reading{}, false
+	if json.Unmarshal(page, &slots) != nil || len(slots) == 0 {
+		return reading{}, false // it has one at least
 	}
 	r := reading{engine: "llamacpp"}
 	for _, s := range slots {
@@ -278,7 +278,7 @@ func readSlots(page []byte) (reading, bool) {
 func readResident(page []byte) (reading, bool) {
 	var body struct {
 		Models []struct {
-			VRAM number `json:"size_vram"`
+			VRAM *float64 `json:"size_vram"`
 		} `json:"models"`
 	}
 	if json.Unmarshal(page, &body) != nil || body.Models == nil {
@@ -286,7 +286,10 @@ func readResident(page []byte) (reading, bool) {
 	}
 	r := reading{engine: "ollama", uncounted: true}
 	for _, m := range body.Models {
-		r.resident += float64(min(m.VRAM, mostVRAM))
+		if m.VRAM == nil || *m.VRAM < 0 {
+			return reading{}, false
+		}
+		r.resident += min(*m.VRAM, mostVRAM)
 	}
 	return r, true
 }
@@ -346,9 +349,14 @@ func (r *reading) gaugesOf(rank, ranks int) (g gauges, c counts, why string) {
 	return g, c, why
 }
 
+// tellsHits reports that they have what a hit rate is made of.
+func (c *counts) tellsHits() bool {
+	return c.known[vllmHits-firstCounter] && c.known[vllmQueries-firstCounter]
+}
+
 // nextRate takes the counts of now, and returns the hit rate; without counts it stays.
 func nextRate(h *policy.HitRate, c *counts, now time.Time) float64 {
-	if !c.known[vllmHits-firstCounter] || !c.known[vllmQueries-firstCounter] {
+	if !c.tellsHits() {
 		return h.Rate()
 	}
 	return h.Next(c.value[vllmHits-firstCounter], c.value[vllmQueries-firstCounter], now)
@@ -476,13 +484,13 @@ func publishLoad(list []watched, r *reading, asked, told time.Time, page string,
 			Asked: asked, Told: told, Until: asked.Add(maxAge),
 			Uncounted: r.uncounted,
 			Running:   int(g.running.value), Waiting: int(g.waiting.value), WaitingTokens: -1,
-			KV:  min(g.usage.value, 1),
+			KV: min(g.usage.value, 1), KVTold: g.usage.told,
 			Own: own.Requests, OwnWaiting: own.Waiting, OwnTokens: own.Tokens,
 		}
 		if g.waitingTokens.told {
 			l.WaitingTokens = int(g.waitingTokens.value)
 		}
-		if g.hitRate.told {
+		if l.HitsTold = g.hitRate.told || c.tellsHits(); g.hitRate.told {
 			l.HitRate = min(g.hitRate.value, 1)
 		} else {
 			l.HitRate = nextRate(&w.member.hits, &c, told)

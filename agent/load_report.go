@@ -61,8 +61,14 @@ func (m *member) loadStatusLocked(now time.Time) loadStatus {
 	out.AgeMS, out.TookMS = &age, w.took.Milliseconds()
 	foreign, waiting := l.Foreign()
 	if !l.Uncounted {
-		out.Running, out.Waiting, out.KV, out.HitRate = &l.Running, &l.Waiting, &l.KV, &l.HitRate
+		out.Running, out.Waiting = &l.Running, &l.Waiting
 		out.Foreign, out.ForeignWaiting = &foreign, &waiting
+	}
+	if l.KVTold {
+		out.KV = &l.KV
+	}
+	if l.HitsTold {
+		out.HitRate = &l.HitRate
 	}
 	if l.WaitingTokens >= 0 {
 		out.WaitingTokens = &l.WaitingTokens
@@ -143,7 +149,11 @@ func (x loadMetrics) Collect(ch chan<- prometheus.Metric) {
 				gauge(engineRequestsDesc, float64(l.Waiting), "waiting")
 				foreign, _ := l.Foreign()
 				gauge(foreignRequestsDesc, float64(foreign))
+			}
+			if l.Fresh(now) && l.KVTold {
 				gauge(kvUsageDesc, l.KV)
+			}
+			if l.Fresh(now) && l.HitsTold {
 				gauge(hitRateDesc, l.HitRate)
 			}
 		}

@@ -110,6 +110,22 @@ func TestLoadsAreTold(t *testing.T) {
 	ranks.set("/metrics", strings.Replace(vllmLoad([2]int{8, 1}, [2]int{4, 4}), "} 8.0", "} NaN", 1))
 	s.expectLoadState("ranks/0", "unreadable", "vllm:num_requests_running is NaN")
 	s.expectLoads("vllm: 0+0, ranks/0: ?, ranks/1: 4+4" + others)
+	// Who tells nothing of his cache is not said to have an empty one.
+	for _, m := range s.fleet.members {
+		if m.id == "ranks/0" {
+			continue // what it told last is old
+		}
+		want := m.id == "vllm" || m.id == "ranks/1" || m.id == "sglang"
+		if l := m.replica.Load(); l != nil && l.KVTold != want {
+			t.Errorf("%s tells how full its cache is: %v", m.id, l.KVTold)
+		}
+		s.fleet.mu.Lock()
+		status, row := m.loadStatusLocked(time.Now()), m.overviewLocked(nil, "", time.Now())
+		s.fleet.mu.Unlock()
+		if status.KV != nil != want || row.KV != nil != want || status.HitRate != nil || row.HitRate != nil {
+			t.Errorf("%s: %+v, %+v", m.id, status, row)
+		}
+	}
 	for _, m := range s.fleet.members {
 		if m.replica.Large() != (m.id == "ollama") {
 			t.Errorf("%s is for large requests: %v", m.id, m.replica.Large())

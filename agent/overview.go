@@ -311,8 +311,13 @@ func (m *member) overviewLocked(models map[string]int, cache string, now time.Ti
 		}
 	}
 	if l := r.Load(); l.Fresh(now) && !l.Uncounted {
-		kv, hits := thousandths(l.KV), thousandths(l.HitRate)
-		row.EngineRunning, row.EngineWaiting, row.KV, row.HitRate = &l.Running, &l.Waiting, &kv, &hits
+		row.EngineRunning, row.EngineWaiting = &l.Running, &l.Waiting
+		if kv := thousandths(l.KV); l.KVTold {
+			row.KV = &kv
+		}
+		if hits := thousandths(l.HitRate); l.HitsTold {
+			row.HitRate = &hits
+		}
 	}
 	e := r.Calibration().Estimate()
 	if e.Samples > 0 && e.Speed.A > 0 {

@@ -166,9 +166,13 @@ func readMetrics(points []point) reading {
 			r.counts.add(f, s.value)
 		}
 	}
-	// What is told without a rank beside ranks is none.
-	if len(r.ranks) > 1 {
-		r.ranks = slices.DeleteFunc(r.ranks, func(k rankReading) bool { return k.label == "" })
+	// What is told without a rank beside ranks is none; what it says of blocks is of a
+	// single one, if that says nothing.
+	if i := slices.IndexFunc(r.ranks, func(k rankReading) bool { return k.label == "" }); i >= 0 && len(r.ranks) > 1 {
+		all := r.ranks[i]
+		if r.ranks = slices.Delete(r.ranks, i, i+1); len(r.ranks) == 1 && r.ranks[0].block == 0 {
+			r.ranks[0].block, r.ranks[0].blocks = all.block, all.blocks
+		}
 	}
 	switch r.engine {
 	case "vllm":
@@ -215,7 +219,14 @@ func (r *reading) shareBlocks(points []point) {
 			continue
 		}
 		label, _ := s.label("engine")
-		k := r.rank(label)
+		i := slices.IndexFunc(r.ranks, func(k rankReading) bool { return k.label == string(label) })
+		if i < 0 && len(label) == 0 && len(r.ranks) == 1 {
+			i = 0
+		}
+		if i < 0 {
+			continue
+		}
+		k := &r.ranks[i]
 		k.blocks /= max(len(r.ranks), 1)
 		tokens, prompts := s.number("kv_cache_size_tokens"), s.number("kv_cache_max_concurrency")
 		if k.block == 0 || tokens < float64(k.block) {

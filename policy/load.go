@@ -42,6 +42,8 @@ type Load struct {
 	KV float64
 	// HitRate is the share of prompt tokens found in the cache lately, 0 to 1.
 	HitRate float64
+	// KVTold and HitsTold: the engine tells of these two. They are 0 when it does not.
+	KVTold, HitsTold bool
 	// VRAMFree and VRAMTotal are as in Candidate.
 	VRAMFree, VRAMTotal float64
 	// Own is how many requests this agent had there, OwnWaiting how many of them

@@ -299,3 +299,27 @@ func TestAgentsDoNotSwing(t *testing.T) {
 		}
 	}
 }
+
+// What the agent had there counts from when it asked for a report until it was told, and
+// from the report before, if that was just before: engines tell of what was there a little
+// earlier.
+func TestWhile(t *testing.T) {
+	now := time.Unix(1000, 0)
+	f := func(asked, told, before Own, want int) {
+		t.Helper()
+		asked.At, told.At = now, now.Add(time.Millisecond)
+		if got := While(asked, told, before); got.Requests != want || got.Waiting != want+1 || got.Tokens != want+2 {
+			t.Errorf("%+v, %+v, before %+v: %+v, want %d requests", asked, told, before, got, want)
+		}
+	}
+	n := func(requests int) Own { return Own{Requests: requests, Waiting: requests + 1, Tokens: requests + 2} }
+	at := func(o Own, ago time.Duration) Own {
+		o.At = now.Add(-ago)
+		return o
+	}
+	f(n(3), n(5), Own{}, 5)
+	f(n(5), n(3), Own{}, 5)
+	f(n(3), n(5), at(n(7), ownLag-time.Millisecond), 7)
+	f(n(3), n(5), at(n(7), ownLag), 5)
+	f(n(3), n(5), at(n(2), time.Millisecond), 5)
+}

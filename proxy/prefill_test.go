@@ -206,6 +206,21 @@ func TestPrefillEndsWithTheAnswer(t *testing.T) {
 	f("/tokenize", `{"model":"m","prompt":"hello"}`, false)
 }
 
+// An engine that refuses what it would only have to compute has computed nothing.
+func TestPrefillRefused(t *testing.T) {
+	for _, path := range []string{"/v1/embeddings", "/v1/completions"} {
+		e := newRawEngine(t, answering(status(400, "no")))
+		r := newRig(t, Limits{}, nil, e.url())
+		c := r.dial()
+		c.send(to(path, `{"model":"m","input":"hello","prompt":"hello","max_tokens":1}`, ""))
+		c.expects(400, "no")
+		s := &r.replicas[0].standing
+		if p := r.over()[0]; p.Observed >= 0 || s.Calibration.Estimate().Samples != 0 || s.Filter.State().Samples != 0 {
+			t.Errorf("%s: observed %v, %d samples, %d answers", path, p.Observed, s.Calibration.Estimate().Samples, s.Filter.State().Samples)
+		}
+	}
+}
+
 // What does not end with a first token is waited for no longer, and teaches
 // nothing.
 func TestPrefillThatFails(t *testing.T) {

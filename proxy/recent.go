@@ -233,6 +233,7 @@ func (x *exchange) noteRecent() {
 // noteRefused keeps a request that no replica was chosen for, perhaps.
 func (x *exchange) noteRefused(f failure) {
 	r := &x.c.s.recent
+	r.taken.Add(1)
 	if !r.takes(time.Now(), len(x.candidates)) {
 		return
 	}

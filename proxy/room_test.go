@@ -354,6 +354,31 @@ func TestFullQueueIsToldWhenThereIsRoom(t *testing.T) {
 	for _, c := range cs {
 		c.expects(200, "ok")
 	}
+	if d := r.s.RecentDecisions(0); d.Kept < 2 || d.Kept > d.Made {
+		t.Errorf("%d decisions are kept of %d", d.Kept, d.Made)
+	}
+}
+
+// What a request has waited counts for whether it is over its budget.
+func TestOverBudgetCountsTheWait(t *testing.T) {
+	r := newWaitingRig(t, Waiting{Max: 2, Timeout: time.Minute}, 1)
+	busy := r.busy()
+	waits := r.asks(1, "waits", "x-inferrail-budget-ms: 10000\r\n")
+	late := r.asks(2, "late", "x-inferrail-budget-ms: 200\r\n")
+	time.Sleep(250 * time.Millisecond)
+	for range 3 {
+		r.release <- struct{}{}
+	}
+	busy.expects(200, "ok")
+	f := func(c *client, want string) {
+		t.Helper()
+		h := c.expects(200, "ok").Header
+		if got := h.Get("X-Inferrail-Over-Budget"); got != want {
+			t.Errorf("over budget: %q after %s ms foretold of %s, want %q", got, h.Get("X-Inferrail-Predicted-Ms"), h.Get("X-Inferrail-Budget-Ms"), want)
+		}
+	}
+	f(waits, "false")
+	f(late, "true")
 }
 
 // What waits has the weight of what has to be computed of it, in the model's queue and in a
